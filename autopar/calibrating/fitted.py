@@ -195,6 +195,9 @@ def _of_level(level: SwitchLevel) -> dict[str, float]:
     if level.reduction_efficiency:
         figures["reduction_efficiency"] = level.reduction_efficiency
         figures["reduction_start_seconds"] = max(level.reduction_start_seconds, _LEAST_WAIT_SECONDS)
+    if level.small_rate:
+        figures["small_rate"] = level.small_rate
+        figures["small_start_seconds"] = max(level.small_start_seconds, _LEAST_WAIT_SECONDS)
     return {f"{level.name}.{name}": figure for name, figure in figures.items()}
 
 

@@ -139,27 +139,31 @@ _CPU = Chip(
 # -- the figures of links -------------------------------------------------------------------------
 
 
-def _nvlink(gigabytes: float, pair: float, reduction: float = 0.0) -> SwitchLevel:
+def _nvlink(
+    gigabytes: float, pair: float, reduction: float = 0.0, start: float = 29, small: float = 12
+) -> SwitchLevel:
     """NVLink or NVSwitch inside a host, in GB/s per GPU, of a ring and of one pair.
 
-    Fitted for H100 and B200 to XLA's tables of measured collectives over 2, 4 and 8 GPUs (probed
-    with benchmarks/collectives.py). Of an H100 it is 10 % off from 8 MiB on (as the root of the
-    mean square; within 16 % but for all-to-alls, which are within 33 %) and within 2.2x below; of a
-    B200 a quarter from 8 MiB on. The tables scatter as much: half as many bytes may take longer.
-    Pairs exchange 76 (B200: 82) GB/s up to 64 MiB, and four times that above 128 MiB, which no
-    formula here follows; two GPUs alone reach 116.
+    A collective takes `start` microseconds to start, one of a small message `small`. Fitted for
+    H100 and B200 to XLA's tables of measured collectives over 2, 4 and 8 GPUs (probed with
+    benchmarks/collectives.py). As the root of the mean square it is 9 % off for an H100 from 8 MiB
+    on, and 30 % below; for a B200 15 % and 20 %. The tables scatter as much: half as many bytes may
+    take longer. Pairs exchange 76 (B200: 82) GB/s up to 64 MiB, and four times that above 128 MiB,
+    which no formula here follows; two GPUs alone reach 116.
     """
     return SwitchLevel(
         "nvlink",
         8,
         gigabytes * _GIGA,
-        1.9 * _US,
-        start_seconds=24 * _US,
+        2.1 * _US,
+        start_seconds=start * _US,
         pair_bytes_per_second=pair * _GIGA,
         shuffle_bytes_per_second=0.86 * gigabytes * _GIGA,
         reduction_efficiency=reduction,
         reduction_start_seconds=70 * _US if reduction else 0.0,
-        local_bytes_per_second=2.1 * gigabytes * _GIGA,
+        local_bytes_per_second=2.5 * gigabytes * _GIGA,
+        small_start_seconds=small * _US,
+        small_rate=0.36,
     )
 
 
@@ -262,7 +266,7 @@ ENTRIES: tuple[Entry, ...] = (
             "b200", {"bf16": 2250, "f16": 2250, "f32": 1125, "f64": 37, "fp8": 4500, "int8": 4500},
             178.0, 7700, "dgx-b200/",
         ),
-        SwitchFabric(8, 8, _nvlink(640, 82), _network(46, 42, 22)),
+        SwitchFabric(8, 8, _nvlink(640, 82, start=40, small=22), _network(46, 42, 22)),
         usual=("8xb200",),
         kinds=("b200",),
         target=GpuTarget(
@@ -275,7 +279,7 @@ ENTRIES: tuple[Entry, ...] = (
             "gb200", {"bf16": 2500, "f16": 2500, "f32": 1250, "f64": 40, "fp8": 5000, "int8": 5000},
             184.0, 8000, "gb200-nvl72/",
         ),
-        SwitchFabric(72, 4, _nvlink(640, 82), _network(46, 42, 22)),
+        SwitchFabric(72, 4, _nvlink(640, 82, start=40, small=22), _network(46, 42, 22)),
         usual=("72xgb200",),
         kinds=("gb200",),
         target=GpuTarget(

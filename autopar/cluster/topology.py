@@ -11,7 +11,7 @@ import abc
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autopar.errors import ClusterError
@@ -32,7 +32,8 @@ class LinkLevel:
     of one transfer to one neighbor. On a torus a level is one direction; `wraps` says it closes
     into a ring. `reduces_in_switch` is the share of the rate that the switch keeps while adding up,
     None where it cannot; `local_bytes_per_second` is None where a device's own share takes no time;
-    see SwitchLevel for the other figures.
+    `small` is the level as small messages see it, None where they are sent as all others. See
+    SwitchLevel for the other figures.
     """
 
     name: str
@@ -48,6 +49,7 @@ class LinkLevel:
     reduces_in_switch: float | None = None
     reduction_start_seconds: float = 0.0
     local_bytes_per_second: float | None = None
+    small: LinkLevel | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class SwitchLevel:
     `local_bytes_per_second` is what a device takes in of its own share, which goes over no wire:
     it is copied, or added to what came (0: for nothing). A switch that adds up by itself (NVLS,
     SHARP) has `reduction_efficiency` > 0, the share of `bytes_per_second` it keeps while doing so,
-    after `reduction_start_seconds`.
+    after `reduction_start_seconds`. Small messages may be sent another way, which starts after
+    `small_start_seconds` and reaches the share `small_rate` of all rates (0: there is none).
     """
 
     name: str
@@ -86,12 +89,15 @@ class SwitchLevel:
     reduction_efficiency: float = 0.0
     reduction_start_seconds: float = 0.0
     local_bytes_per_second: float = 0.0
+    small_start_seconds: float = 0.0
+    small_rate: float = 0.0
 
     def __post_init__(self) -> None:
         others = (
             self.latency_seconds, self.start_seconds, self.pair_bytes_per_second,
             self.shuffle_bytes_per_second, self.reduction_efficiency,
             self.reduction_start_seconds, self.local_bytes_per_second,
+            self.small_start_seconds, self.small_rate,
         )  # fmt: skip
         if self.size < 1 or not self.bytes_per_second > 0 or min(others) < 0:
             raise ClusterError(
@@ -103,7 +109,7 @@ class SwitchLevel:
 
     def link(self, size: int) -> LinkLevel:
         """The level as a group of `size` members sees it."""
-        return LinkLevel(
+        level = LinkLevel(
             name=self.name,
             kind="switch",
             size=size,
@@ -116,11 +122,24 @@ class SwitchLevel:
             reduction_start_seconds=self.reduction_start_seconds,
             local_bytes_per_second=self.local_bytes_per_second or None,
         )
+        if not self.small_rate:
+            return level
+        share, local = self.small_rate, level.local_bytes_per_second
+        small = replace(
+            level,
+            start_seconds=self.small_start_seconds,
+            bytes_per_second=share * level.bytes_per_second,
+            shuffle_bytes_per_second=share * level.shuffle_bytes_per_second,
+            local_bytes_per_second=share * local if local else None,
+            reduces_in_switch=None,
+        )
+        return replace(level, small=small)
 
     def transfer(self, pairs: int) -> Link:
         """The link of so many pairs of devices together, each device in one pair."""
         rate = self.pair_bytes_per_second or self.bytes_per_second
-        return Link(self.start_seconds + self.latency_seconds, pairs * rate)
+        start = self.small_start_seconds if self.small_rate else self.start_seconds
+        return Link(start + self.latency_seconds, pairs * rate)
 
 
 @dataclass(frozen=True)

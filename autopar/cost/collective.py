@@ -14,6 +14,9 @@ the rate of what a device takes in of its own share:
     all-to-all                   s + (n-1) a + (n-1)/n V/B(shuffle) + 1/n V/C
     permute                      s + a + V/B(pair)
 
+Small messages may be sent another way, which starts sooner and is slower, as NCCL has it: each of
+these is the lesser of both. A pair is as soon under way as a small message.
+
 A ring over several levels is one ring: it crosses each level as often as the group has members
 at one place of it, so the slowest of B, g B', g h B'', ... sets its pace, and waits for all of
 them. An all-reduce may also go level by level, each working on what those inside leave: V, V/g,
@@ -62,7 +65,7 @@ def collective_seconds(kind: str, nbytes: float, levels: Sequence[LinkLevel]) ->
         # The farthest neighbor decides: someone always crosses the outermost level.
         outer = levels[-1]
         pair = min(level.pair_bytes_per_second for level in levels)
-        return outer.start_seconds + outer.latency_seconds + nbytes / pair
+        return (outer.small or outer).start_seconds + outer.latency_seconds + nbytes / pair
     # Levels of one kind go together. A network between slices sees only the part that the slice
     # leaves to each device.
     seconds, inside = 0.0, 1
@@ -99,6 +102,13 @@ def _hops(level: LinkLevel) -> int:
 
 
 def _on_switches(kind: str, nbytes: float, levels: Sequence[LinkLevel]) -> float:
+    seconds = _sent_alike(kind, nbytes, levels)
+    if all(level.small is None for level in levels):
+        return seconds
+    return min(seconds, _sent_alike(kind, nbytes, [level.small or level for level in levels]))
+
+
+def _sent_alike(kind: str, nbytes: float, levels: Sequence[LinkLevel]) -> float:
     if kind == "all-to-all":
         parts = (_shuffle(nbytes, level, inside) for level, inside in _with_inside(levels))
         return _own(nbytes, levels) + max(parts)

@@ -44,7 +44,7 @@ TPU: list[tuple[str, str, Row]] = [
 # XLA's latencies as benchmarks/collectives.py probes them: cluster, mesh, axis, MiB, microseconds.
 # Groups within a host are its tables of measured collectives, others its analytic model.
 GPU: list[tuple[str, str, str, int, Row]] = [
-    ("8xh100", "data=8", "data", 1, (31, 52, 20.5, 55, 35)),
+    ("8xh100", "data=8", "data", 1, (31, 52, 20, 55, 35)),
     ("8xh100", "data=8", "data", 8, (65, 105, 59, 71, 128)),
     ("8xh100", "data=8", "data", 32, (129, 226, 134, 133, 452)),
     ("8xh100", "data=8", "data", 256, (729, 1262, 771, 759, None)),
@@ -85,7 +85,7 @@ def tolerance(cluster: str, mib: int) -> float:
     """How near: an analytic model's figures to a seventh; measured ones scatter, most the small."""
     if "x8x" in cluster:
         return 0.15 if mib > 1 else 0.3
-    return 0.25 if mib > 8 else 0.4 if mib > 1 else 1.0
+    return 0.25 if mib > 8 else 0.3 if mib > 1 else 0.75
 
 
 def prices(cluster: str, mesh: str) -> Prices:
@@ -143,22 +143,22 @@ def test_a_ring_in_figures() -> None:
 
 def test_a_ring_over_hosts_goes_at_the_pace_of_the_slowest_level() -> None:
     # 4 hosts x 8 A100: 230 GB/s inside, 8 * 22.5 = 180 GB/s across, S = 320 MB.
-    # waits 24 + 7 * 1.9 us inside, 8.4 + 3 * 14 us across; 31/32 * 320e6 / 180e9 = 1722.2 us;
-    # its own 10 MB at 2.1 * 230 GB/s 20.7 us.
+    # waits 29 + 7 * 2.1 us inside, 8.4 + 3 * 14 us across; 31/32 * 320e6 / 180e9 = 1722.2 us;
+    # its own 10 MB at 2.5 * 230 GB/s 17.4 us.
     table = prices("4x8xa100-40gb", "data=32")
-    assert table.collective("all-gather", 320e6, ["data"]) == pytest.approx(1830.6e-6, rel=1e-4)
-    assert table.collective("reduce-scatter", 320e6, ["data"]) == pytest.approx(1851.3e-6, rel=1e-4)
+    assert table.collective("all-gather", 320e6, ["data"]) == pytest.approx(1833.7e-6, rel=1e-4)
+    assert table.collective("reduce-scatter", 320e6, ["data"]) == pytest.approx(1851.1e-6, rel=1e-4)
 
 
 def test_an_all_reduce_may_go_level_by_level() -> None:
-    # 64 KiB over 4 hosts x 8 H100, S = 65536 B: trees inside and across,
-    # 24 + 6 * 1.9 + 2 S / 361e9 + 3 S / 758.1e9 and 47 + 4 * 37 + 2 S / 8 / 22.8e9 us.
+    # 64 KiB over 4 hosts x 8 H100, S = 65536 B, a small message: trees inside and across,
+    # 12 + 6 * 2.1 + (2 S / 361e9 + 3 S / 902.5e9) / 0.36 and 47 + 4 * 37 + 2 S / 8 / 22.8e9 us.
     seconds = prices("4x8xh100", "data=32").collective("all-reduce", 2**16, ["data"])
-    assert seconds == pytest.approx(231.74e-6, rel=1e-4)
+    assert seconds == pytest.approx(221.93e-6, rel=1e-4)
 
 
 def test_large_all_reduces_are_added_up_in_the_switch() -> None:
-    # 1 GiB: 70 us + 2^30 / (0.6 * 361e9) = 5.03 ms; the ring takes 5.79 ms.
+    # 1 GiB: 70 us + 2^30 / (0.6 * 361e9) = 5.03 ms; the ring takes 5.71 ms.
     seconds = prices("8xh100", "data=8").collective("all-reduce", 2**30, ["data"])
     assert seconds == pytest.approx(5.0273e-3, rel=1e-3)
 
