@@ -25,7 +25,7 @@ class Tolls:
 
     mesh: MeshShape
 
-    def collective(self, kind: str, nbytes: int, axes: tuple[str, ...]) -> float:
+    def joined(self, kind: str, nbytes: int, axes: tuple[str, ...]) -> float:
         """Seconds of one collective over some axes."""
         devices = self.mesh.size(axes)
         if devices == 1 or nbytes == 0:

@@ -51,6 +51,19 @@ class LinkLevel:
     local_bytes_per_second: float | None = None
     small: LinkLevel | None = None
 
+    @property
+    def joined(self) -> LinkLevel:
+        """The level as a collective sees it that runs as one with others: they have started it."""
+        if self.small is None:
+            return self
+        sooner = self.start_seconds - self.small.start_seconds
+        return replace(
+            self,
+            start_seconds=self.small.start_seconds,
+            reduction_start_seconds=max(0.0, self.reduction_start_seconds - sooner),
+            small=None,
+        )
+
 
 @dataclass(frozen=True)
 class Link:

@@ -105,6 +105,15 @@ def _streaming(chip: Chip, nbytes: float) -> float:
     return max(nbytes, 0.0) / (chip.memory_efficiency * chip.memory_bytes_per_second)
 
 
+def _on_links(kind: str, nbytes: float, links: Sequence[LinkLevel]) -> float:
+    seconds = collective_seconds(kind, nbytes, links)
+    if kind != "reduce-scatter":
+        return seconds
+    # It may always be done as an all-reduce that is then sliced; XLA turns that pair back into a
+    # reduce-scatter, so of equals the plan takes the reduce-scatter.
+    return min(seconds, SCATTER_TIE * collective_seconds("all-reduce", nbytes, links))
+
+
 # Measured with benchmarks/bench_lowerings.py; what arrays cost is the same on every backend.
 INSTRUCTION_SECONDS = 50e-6
 _PROGRAM_SECONDS = 300e-6
@@ -156,13 +165,18 @@ class Prices:
     _links: dict[frozenset[str], tuple[LinkLevel, ...]] = field(
         init=False, repr=False, compare=False
     )
+    _joined: dict[frozenset[str], tuple[LinkLevel, ...]] = field(
+        init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         links: dict[frozenset[str], tuple[LinkLevel, ...]] = {}
         for mask in range(1 << len(self.mesh.names)):
             axes = tuple(a for i, a in enumerate(self.mesh.names) if mask >> i & 1)
             links[frozenset(axes)] = axis_links(self.cluster, self.mesh, axes)
+        joined = {axes: tuple(level.joined for level in own) for axes, own in links.items()}
         object.__setattr__(self, "_links", links)
+        object.__setattr__(self, "_joined", joined)
 
     def links(self, axes: Sequence[str]) -> tuple[LinkLevel, ...]:
         """The physical levels that a collective over `axes` crosses, innermost first.
@@ -183,13 +197,15 @@ class Prices:
         reduce-scatter, all-to-all or collective-permute. 0 where the axes hold one device.
         Raises ClusterError on an unknown kind and MeshError on an unknown axis.
         """
-        seconds = collective_seconds(kind, nbytes, self.links(axes))
-        if kind != "reduce-scatter":
-            return seconds
-        # It may always be done as an all-reduce that is then sliced; XLA turns that pair back into
-        # a reduce-scatter, so of equals the plan takes the reduce-scatter.
-        reduced = collective_seconds("all-reduce", nbytes, self.links(axes))
-        return min(seconds, SCATTER_TIE * reduced)
+        return _on_links(kind, nbytes, self.links(axes))
+
+    def joined(self, kind: str, nbytes: float, axes: Sequence[str]) -> float:
+        """Seconds that a collective adds where it runs as one with its like, as compilers have it.
+
+        So moves are priced before it is known what runs together. Raises as `collective`.
+        """
+        self.links(axes)
+        return _on_links(kind, nbytes, self._joined[frozenset(axes)])
 
     @property
     def beside(self) -> frozenset[str]:

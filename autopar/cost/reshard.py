@@ -40,8 +40,8 @@ class CollectivePrices(Protocol):
         """The mesh that axes name."""
         ...
 
-    def collective(self, kind: str, nbytes: int, axes: tuple[str, ...]) -> float:
-        """Seconds of one collective."""
+    def joined(self, kind: str, nbytes: int, axes: tuple[str, ...]) -> float:
+        """Seconds that a collective adds to those that it runs with."""
         ...
 
     def elementwise(self, nbytes: float) -> float:
@@ -241,12 +241,12 @@ def _sending_seconds(
     step: MoveStep, nbytes: int, rearranged: bool, prices: CollectivePrices
 ) -> float:
     """The seconds of a step that sends so many bytes, of a buffer that is copied or not."""
-    seconds = prices.collective(step.kind, nbytes, _axes_of(step))
+    seconds = prices.joined(step.kind, nbytes, _axes_of(step))
     if rearranged:
         seconds += prices.elementwise(2 * nbytes)
         if step.kind == "reduce-scatter":
             # It is also what compilers make of an all-reduce that is sliced at once.
-            reduced = prices.collective("all-reduce", nbytes, step.axes)
+            reduced = prices.joined("all-reduce", nbytes, step.axes)
             seconds = min(seconds, SCATTER_TIE * reduced)
     return seconds
 

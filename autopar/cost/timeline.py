@@ -209,10 +209,10 @@ class KernelTimes:
         if not moved:
             made = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
             return Seconds(self._prices.elementwise(2 * made))
-        seconds, first = moved[0].seconds, moved[0]
-        if len(kernel.makes) > 1:
-            nbytes = sum(c.nbytes for c in moved)
-            seconds = self._prices.collective(first.kind, nbytes, first.axes)
+        first, nbytes = moved[0], sum(c.nbytes for c in moved)
+        seconds = self._prices.collective(first.kind, nbytes, first.axes)
+        if len(kernel.makes) == 1:  # with what it copies
+            seconds += first.seconds - self._prices.joined(first.kind, nbytes, first.axes)
         return Seconds(0.0, seconds, seconds)
 
     def _run(self, run: LocalOp, kernel: Kernel) -> Seconds:

@@ -29,7 +29,7 @@ from autopar.ir.sharding_plan import Margin
 from autopar.ir.text import brief
 from autopar.ir.text_file import write_text
 
-FORMAT = 8
+FORMAT = 9
 _ROWS = (Argument, HeldItem, Margin, Moment, Rows, Accumulator, Assignment)
 
 

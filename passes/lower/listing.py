@@ -351,7 +351,7 @@ class _Scope:
             return self._resharder.route(value, before, after)
         mesh, prices = self._plan.mesh, self._resharder.prices
         local = before.local_bytes(value, mesh)
-        seconds = prices.collective("all-reduce", local, before.partial)
+        seconds = prices.joined("all-reduce", local, before.partial)
         rest = self._resharder.route(value, Sharding(before.dims), after)
         first = Collective("all-reduce", before.partial, local, seconds)
         return Route(

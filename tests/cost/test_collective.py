@@ -150,6 +150,14 @@ def test_a_ring_over_hosts_goes_at_the_pace_of_the_slowest_level() -> None:
     assert table.collective("reduce-scatter", 320e6, ["data"]) == pytest.approx(1851.1e-6, rel=1e-4)
 
 
+def test_small_messages_are_sent_the_way_that_starts_sooner() -> None:
+    # 8 H100: 12 us to start at 0.36 of the rates, or 29 us at all of them; 7 steps of 2.1 us.
+    # 64 KiB: 26.7 + (7/8 V / 361e9 + 1/8 V / 902.5e9) / 0.36 us; 32 MiB: 43.7 + 81.33 + 4.65 us.
+    table = prices("8xh100", "data=8")
+    assert table.collective("all-gather", 2**16, ["data"]) == pytest.approx(27.166e-6, rel=1e-4)
+    assert table.collective("all-gather", 2**25, ["data"]) == pytest.approx(129.68e-6, rel=1e-4)
+
+
 def test_an_all_reduce_may_go_level_by_level() -> None:
     # 64 KiB over 4 hosts x 8 H100, S = 65536 B, a small message: trees inside and across,
     # 12 + 6 * 2.1 + (2 S / 361e9 + 3 S / 902.5e9) / 0.36 and 47 + 4 * 37 + 2 S / 8 / 22.8e9 us.

@@ -159,11 +159,11 @@ def test_what_cannot_be_is_refused_with_its_place(
     ("text", "told"),
     [
         ("[" * 100_000, "nested too deeply"),
-        ('{"format": 8, "x": ' + "[" * 900 + "]" * 900 + "}", "nested too deeply|damaged"),
+        ('{"format": 9, "x": ' + "[" * 900 + "]" * 900 + "}", "nested too deeply|damaged"),
         ('{"format": ' + "9" * 5000 + "}", "5000 digits"),
-        ('{"format": 8, "x": 1e400}', "damaged"),
-        ('{"format": 8, "x": NaN}', "NaN is no number"),
-        ('{"format": 8, "format": 4}', "the key 'format' twice"),
+        ('{"format": 9, "x": 1e400}', "damaged"),
+        ('{"format": 9, "x": NaN}', "NaN is no number"),
+        ('{"format": 9, "format": 4}', "the key 'format' twice"),
         ('{"format": "' + "x" * 9000 + '"}', r"has plan format 'x+\.\.\., but"),
     ],
 )

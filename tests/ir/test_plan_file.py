@@ -112,7 +112,7 @@ def test_a_flipped_byte_breaks_the_checksum(plan: autopar.Plan) -> None:
 
 def test_another_format_is_named(plan: autopar.Plan) -> None:
     text = rewritten(plan_to_json(plan), lambda body: body.update(format=99))
-    with pytest.raises(PlanFileError, match="plan format 99, but this autopar reads 8"):
+    with pytest.raises(PlanFileError, match="plan format 99, but this autopar reads 9"):
         plan_from_json(text)
 
 

@@ -116,7 +116,7 @@ class InARow:
     def mesh(self) -> MeshShape:
         return self.real.mesh
 
-    def collective(self, kind: str, nbytes: float, axes: Sequence[str]) -> float:
+    def joined(self, kind: str, nbytes: float, axes: Sequence[str]) -> float:
         return 0.0 if self.mute else self.real.collective(kind, nbytes, axes)
 
     def exposed_share(self, kind: str) -> float:

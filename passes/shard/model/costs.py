@@ -201,7 +201,7 @@ class ReshardCosts:
             special = bool(combiners) and combiners[i] != "sum" and bool(state.partial)
             if special:
                 local = state.local_bytes(value, mesh)
-                extra[i] = self.prices.collective("all-reduce", local, state.partial)
+                extra[i] = self.prices.joined("all-reduce", local, state.partial)
             rows.append(table.index.get(Sharding(state.dims) if special else state, -1))
         columns = [table.index.get(s, -1) for s in after]
         seconds: Floats = table.seconds[np.ix_(rows, columns)] + extra[:, None]
