@@ -53,7 +53,7 @@ class LinkLevel:
 
     @property
     def joined(self) -> LinkLevel:
-        """The level as a collective sees it that runs as one with others: they have started it."""
+        """The level as a collective sees it that others, with which it runs, have started."""
         if self.small is None:
             return self
         sooner = self.start_seconds - self.small.start_seconds

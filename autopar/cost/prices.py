@@ -154,6 +154,14 @@ _BLOCK_CYCLE_BYTES = 32
 
 
 @dataclass(frozen=True)
+class _Links:
+    """The levels that some axes cross, as one collective sees them and as one that joins others."""
+
+    alone: tuple[LinkLevel, ...]
+    joined: tuple[LinkLevel, ...]
+
+
+@dataclass(frozen=True)
 class Prices:
     """Prices, in seconds, of communication over each set of axes and of work on each device."""
 
@@ -162,27 +170,24 @@ class Prices:
     # Options of the compiler that are asked for, put over those that are chosen.
     options: CompilerOptions = ()
     # Every subset of the axes is laid out once: planners ask for millions of prices.
-    _links: dict[frozenset[str], tuple[LinkLevel, ...]] = field(
-        init=False, repr=False, compare=False
-    )
-    _joined: dict[frozenset[str], tuple[LinkLevel, ...]] = field(
-        init=False, repr=False, compare=False
-    )
+    _links: dict[frozenset[str], _Links] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        links: dict[frozenset[str], tuple[LinkLevel, ...]] = {}
+        links: dict[frozenset[str], _Links] = {}
         for mask in range(1 << len(self.mesh.names)):
             axes = tuple(a for i, a in enumerate(self.mesh.names) if mask >> i & 1)
-            links[frozenset(axes)] = axis_links(self.cluster, self.mesh, axes)
-        joined = {axes: tuple(level.joined for level in own) for axes, own in links.items()}
+            levels = axis_links(self.cluster, self.mesh, axes)
+            links[frozenset(axes)] = _Links(levels, tuple(level.joined for level in levels))
         object.__setattr__(self, "_links", links)
-        object.__setattr__(self, "_joined", joined)
 
     def links(self, axes: Sequence[str]) -> tuple[LinkLevel, ...]:
         """The physical levels that a collective over `axes` crosses, innermost first.
 
         Raises MeshError where an axis is not the mesh's.
         """
+        return self._known(axes).alone
+
+    def _known(self, axes: Sequence[str]) -> _Links:
         try:
             return self._links[frozenset(axes)]
         except KeyError:
@@ -197,15 +202,14 @@ class Prices:
         reduce-scatter, all-to-all or collective-permute. 0 where the axes hold one device.
         Raises ClusterError on an unknown kind and MeshError on an unknown axis.
         """
-        return _on_links(kind, nbytes, self.links(axes))
+        return _on_links(kind, nbytes, self._known(axes).alone)
 
     def joined(self, kind: str, nbytes: float, axes: Sequence[str]) -> float:
-        """Seconds that a collective adds where it runs as one with its like, as compilers have it.
+        """Seconds of a collective that another has started already, as one with which it runs.
 
         So moves are priced before it is known what runs together. Raises as `collective`.
         """
-        self.links(axes)
-        return _on_links(kind, nbytes, self._joined[frozenset(axes)])
+        return _on_links(kind, nbytes, self._known(axes).joined)
 
     @property
     def beside(self) -> frozenset[str]:

@@ -41,7 +41,7 @@ class CollectivePrices(Protocol):
         ...
 
     def joined(self, kind: str, nbytes: int, axes: tuple[str, ...]) -> float:
-        """Seconds that a collective adds to those that it runs with."""
+        """Seconds of one collective that another has started already."""
         ...
 
     def elementwise(self, nbytes: float) -> float:
