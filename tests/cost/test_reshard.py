@@ -57,7 +57,7 @@ def neighbors(state: State, prices: Tolls, whole: int) -> Iterator[tuple[State, 
     for a in free:
         yield (dims, partial | {a}), LOCAL
     for some in subsets(partial, mesh.names):
-        reduced = prices.collective("all-reduce", local, some)
+        reduced = prices.joined("all-reduce", local, some)
         yield (dims, partial - set(some)), reduced
     for d, axes in enumerate(dims):
 
@@ -67,25 +67,25 @@ def neighbors(state: State, prices: Tolls, whole: int) -> Iterator[tuple[State, 
         for a in free:
             yield (at((*axes, a)), partial), LOCAL
         for some in subsets(partial, mesh.names):
-            price = prices.collective("reduce-scatter", local, some)
+            price = prices.joined("reduce-scatter", local, some)
             yield (at((*axes, *some)), partial - set(some)), price
         for cut in range(len(axes)):
             head, tail = axes[:cut], axes[cut:]
-            gathered = prices.collective("all-gather", local * mesh.size(tail), tail)
+            gathered = prices.joined("all-gather", local * mesh.size(tail), tail)
             yield (at(head), partial), gathered
             for to, others in enumerate(dims):
                 if to != d:
                     new = [*at(head)]
                     new[to] = (*others, *tail)
-                    price = prices.collective("all-to-all", local, tail)
+                    price = prices.joined("all-to-all", local, tail)
                     yield (tuple(new), partial), price
         for order in itertools.permutations(axes):
-            price = prices.collective("collective-permute", local, axes)
+            price = prices.joined("collective-permute", local, axes)
             yield (at(order), partial), price
         for i, b in itertools.product(range(len(axes)), free):
             if mesh.size((b,)) == mesh.size((axes[i],)):
                 spanned = tuple(sorted({*axes, b}))
-                price = prices.collective("collective-permute", local, spanned)
+                price = prices.joined("collective-permute", local, spanned)
                 yield (at((*axes[:i], b, *axes[i + 1 :])), partial), price
 
 
