@@ -206,6 +206,8 @@ def _level_with(level: SwitchLevel, figures: Mapping[str, float]) -> SwitchLevel
     own: dict[str, Any] = {
         name.removeprefix(prefix): v for name, v in figures.items() if name.startswith(prefix)
     }
+    if "small_rate" in own:
+        own["small_rate"] = min(own["small_rate"], 1.0)
     return replace(level, **own)
 
 

@@ -56,10 +56,10 @@ class LinkLevel:
         """The level as a collective sees it that others, with which it runs, have started."""
         if self.small is None:
             return self
-        sooner = self.start_seconds - self.small.start_seconds
+        sooner = max(0.0, self.start_seconds - self.small.start_seconds)
         return replace(
             self,
-            start_seconds=self.small.start_seconds,
+            start_seconds=self.start_seconds - sooner,
             reduction_start_seconds=max(0.0, self.reduction_start_seconds - sooner),
             small=None,
         )
@@ -118,6 +118,11 @@ class SwitchLevel:
                 f"bytes_per_second={self.bytes_per_second}, "
                 f"latency_seconds={self.latency_seconds}; "
                 "give a size >= 1, a rate > 0, a latency >= 0, and no other figure below 0"
+            )
+        if self.small_rate > 1:
+            raise ClusterError(
+                f"level {self.name!r} has small_rate={self.small_rate}; it is the share of the "
+                "rates that small messages reach: give 0 (they are sent as all others) to 1"
             )
 
     def link(self, size: int) -> LinkLevel:

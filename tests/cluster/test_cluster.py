@@ -53,6 +53,11 @@ def test_a_file_may_give_only_what_differs() -> None:
         ("like = '8xh100'\n[switch]\nlevels = 3", "[[switch.levels]]"),
         ("like = '8xh100'\n[torus]\nshape = [2, 2]", "either"),
         ("like = 'v5e:4x4'\n[torus]\nshape = [2, 2, 2]", "one entry for each axis"),
+        (
+            "like = '8xh100'\n[[switch.levels]]\nname = 'nvlink'\nsize = 8\n"
+            "bytes_per_second = 1e9\nlatency_seconds = 0.0\nsmall_rate = 3.0",
+            "small_rate=3.0; it is the share",
+        ),
     ],
 )
 def test_faulty_files_name_the_entry(text: str, part: str) -> None:

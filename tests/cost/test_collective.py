@@ -158,6 +158,17 @@ def test_small_messages_are_sent_the_way_that_starts_sooner() -> None:
     assert table.collective("all-gather", 2**25, ["data"]) == pytest.approx(129.68e-6, rel=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["all-gather", "all-reduce", "reduce-scatter"])
+@pytest.mark.parametrize("nbytes", [2**12, 2**20, 2**25, 2**30])
+def test_a_collective_that_another_started_takes_no_longer(kind: str, nbytes: int) -> None:
+    gpus = prices("2x8xh100", "data=2,model=8")
+    alone, joined = (f(kind, nbytes, ["model"]) for f in (gpus.collective, gpus.joined))
+    # 29 us to start, or 12 as small messages do; a reduction in the switch 70 or 53.
+    assert alone - 17.001e-6 <= joined <= alone
+    tpus = prices("v5e:4x4", "4,4")
+    assert tpus.joined(kind, nbytes, ["data"]) == tpus.collective(kind, nbytes, ["data"])
+
+
 def test_an_all_reduce_may_go_level_by_level() -> None:
     # 64 KiB over 4 hosts x 8 H100, S = 65536 B, a small message: trees inside and across,
     # 12 + 6 * 2.1 + (2 S / 361e9 + 3 S / 902.5e9) / 0.36 and 47 + 4 * 37 + 2 S / 8 / 22.8e9 us.
