@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +14,18 @@ import pytest
 
 import autopar
 from autopar.cluster import Cluster
+from autopar.cost.kernels import Kernel, Stored
 from autopar.cost.memory import SPARE_OF_TRIPS, SPARE_SHARE
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
+from autopar.ir.listing import Block
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Recomputation
 from autopar.passes.base import Setting
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.model.recompute import least_again
+from autopar.passes.shard.model.rerun import Passes, Rerun
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.passes.shard.optimal import Optimal
 from autopar.planner.plan import plan_step
@@ -144,3 +150,32 @@ def test_what_a_scan_stacks_takes_a_kernel_a_trip(stacked: str, pieces_a_trip: i
     moved = 2 * trips * piece_bytes + trips * pieces_a_trip * piece_bytes
     rate = chip.memory_efficiency * chip.memory_bytes_per_second
     assert kept.seconds == pytest.approx(moved / rate + (1 + trips) * chip.launch_seconds)
+
+
+def test_what_is_made_again_waits_for_no_kernel_that_waits_for_it() -> None:
+    # A combined collective stands where its first member does, and waits for the others' sources:
+    #
+    #     a: x | s: -   p, q: s, r   u: a, p   r: a       of which p, q can run after r alone
+    #
+    # If a is made again once p is there, r waits for itself.
+    kernels = tuple(
+        Kernel(-1, makes, frozenset(reads))
+        for makes, reads in (
+            (("a",), "x"), (("s",), ""), (("p", "q"), "sr"), (("u",), "ap"), (("r",), "a"),
+        )
+    )  # fmt: skip
+    passes = Mock(spec=Passes)
+    passes.stored = Stored(kernels, dict.fromkeys("aspqur", 1), frozenset())
+    passes.block = Block(("x",), (), ())
+    passes.value_of = {"a": "%a"}
+    passes.makers = {name: kernel for kernel in kernels for name in kernel.makes}
+    passes.last = {name: at for at, kernel in enumerate(kernels) for name in kernel.reads}
+    passes.readers = Counter(name for kernel in kernels[1:] for name in kernel.reads)
+    passes.pieces_of.return_value = {"a"}
+    passes.walked.return_value = [(at, kernel, at > 0) for at, kernel in enumerate(kernels)]
+    again = Rerun(passes, ["%a"], {}).stored().kernels
+    maker = {name: kernel.makes for kernel in again for name in kernel.makes}
+    assert "a'" in maker
+    needs = {k.makes: {maker[r] for r in k.reads if r in maker} - {k.makes} for k in again}
+    order = [*TopologicalSorter(needs).static_order()]  # raises CycleError
+    assert order.index(("r",)) < order.index(("p", "q"))

@@ -151,7 +151,9 @@ class Rerun:
         if again or fence in reads:
             starts = _NONE.union(*(k.reads for k in again))
             starts -= {fence, *(made for k in again for made in k.makes)}
-            near = sorted(self._of_backward & kernel.reads)
+            # All that reads what is made again waits for the fence, not this reader alone: so the
+            # fence must not wait for a kernel further down, which may be one of them.
+            near = sorted((self._of_backward & kernel.reads) - self._waiting - self._unmade)
             trigger = frozenset(near[-1:]) or self._latest
             self._nbytes[fence] = 0
             self._kernels.insert(first, Kernel(-1, (fence,), starts | trigger))
