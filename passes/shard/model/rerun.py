@@ -145,19 +145,37 @@ class Rerun:
         """The pieces that a kernel reads, those made again in place of the first ones."""
         if self._chosen.isdisjoint(kernel.reads):
             return kernel.reads
-        fence, first = f"fence before {at}", len(self._kernels)
+        fence, first, known = f"fence before {at}", len(self._kernels), set(self._instead)
         reads = _NONE.union(*(self._again(n, at, fence) for n in sorted(kernel.reads)))
         again = self._kernels[first:]
         if again or fence in reads:
             starts = _NONE.union(*(k.reads for k in again))
             starts -= {fence, *(made for k in again for made in k.makes)}
             # All that reads what is made again waits for the fence, not this reader alone: so the
-            # fence must not wait for a kernel further down, which may be one of them.
-            near = sorted((self._of_backward & kernel.reads) - self._waiting - self._unmade)
+            # fence must not wait for one of them.
+            made_again = self._chosen | (self._instead.keys() - known)
+            near = [
+                name
+                for name in sorted(self._of_backward & kernel.reads)
+                if not self._waits_for_reader(name, made_again)
+            ]
             trigger = frozenset(near[-1:]) or self._latest
             self._nbytes[fence] = 0
             self._kernels.insert(first, Kernel(-1, (fence,), starts | trigger))
         return reads
+
+    def _waits_for_reader(self, name: str, pieces: Collection[str]) -> bool:
+        """True if a piece waits for a kernel further down that reads some others."""
+        found, waiting = {name}, [name]
+        while waiting:
+            piece = waiting.pop()
+            reads = self._passes.makers[piece].reads
+            if piece in self._unmade and not reads.isdisjoint(pieces):
+                return True
+            late = {n for n in reads if n in self._unmade or n in self._waiting} - found
+            found |= late
+            waiting += sorted(late)
+        return False
 
     def _again(self, name: str, at: int, fence: str) -> Pieces:
         """The pieces that are read at a kernel in place of one."""
