@@ -117,7 +117,7 @@ class InARow:
         return self.real.mesh
 
     def joined(self, kind: str, nbytes: float, axes: Sequence[str]) -> float:
-        return 0.0 if self.mute else self.real.collective(kind, nbytes, axes)
+        return 0.0 if self.mute else self.real.joined(kind, nbytes, axes)
 
     def exposed_share(self, kind: str) -> float:
         del kind

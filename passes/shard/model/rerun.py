@@ -145,7 +145,7 @@ class Rerun:
         """The pieces that a kernel reads, those made again in place of the first ones."""
         if self._chosen.isdisjoint(kernel.reads):
             return kernel.reads
-        fence, first, known = f"fence before {at}", len(self._kernels), set(self._instead)
+        fence, first, known = f"fence before {at}", len(self._kernels), len(self._instead)
         reads = _NONE.union(*(self._again(n, at, fence) for n in sorted(kernel.reads)))
         again = self._kernels[first:]
         if again or fence in reads:
@@ -153,19 +153,22 @@ class Rerun:
             starts -= {fence, *(made for k in again for made in k.makes)}
             # All that reads what is made again waits for the fence, not this reader alone: so the
             # fence must not wait for one of them.
-            made_again = self._chosen | (self._instead.keys() - known)
             near = [
                 name
                 for name in sorted(self._of_backward & kernel.reads)
-                if not self._waits_for_reader(name, made_again)
+                if name not in self._waiting or not self._waits_for_reader(name, known)
             ]
             trigger = frozenset(near[-1:]) or self._latest
             self._nbytes[fence] = 0
             self._kernels.insert(first, Kernel(-1, (fence,), starts | trigger))
         return reads
 
-    def _waits_for_reader(self, name: str, pieces: Collection[str]) -> bool:
-        """True if a piece waits for a kernel further down that reads some others."""
+    def _waits_for_reader(self, name: str, known: int) -> bool:
+        """True if a piece waits for a kernel further down that reads what may be made again.
+
+        That is any chosen piece, and what is read otherwise since so many pieces were.
+        """
+        pieces = self._chosen.union(itertools.islice(self._instead, known, None))
         found, waiting = {name}, [name]
         while waiting:
             piece = waiting.pop()

@@ -52,7 +52,7 @@ LABELS = (300, 1_000, 3_000, 10_000, 30_000)  # at once
 _NEIGHBORS = 40  # cheaper labels that each is compared with
 _CLOSE = 1e-9  # of the cost, what does not make an answer better
 _BINDS = 1e-6  # share of the bound that a row's price must be worth to count
-_LARGEST = 2**62  # number of an int64 that is sure to hold
+_LARGEST = 2**62  # that a number of a row may be: an int64 holds it
 _MOST_WORK = 15_000_000  # with a count of labels, after which no more are tried: some 0.3 seconds
 
 
