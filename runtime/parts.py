@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from autopar.errors import GraphError
 from autopar.frontend import compat
 from autopar.frontend.plain_data import dtype_name
 from autopar.frontend.traced import Const, Equation, FlatProgram
+from autopar.ir.added_products import added_products
 from autopar.ir.compiler_options import CompilerOptions
 from autopar.ir.host_calls import HOST_CALLS
 from autopar.ir.listing import Block, Fence, Listing, LocalOp, Loop, Move
@@ -41,12 +42,14 @@ def local_function(
     mesh: MeshShape,
     platform: str = "cpu",
     calls: HostCalls | None = None,
+    wide: Mapping[str, str] | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """The step on one device's pieces, to run under shard_map over the whole mesh.
 
-    `calls` is told of what the Python that the step calls has raised.
+    `calls` is told of what the Python that the step calls has raised; pieces that are `wide` are
+    made in another dtype than the step's.
     """
-    emitter = _Emitter(program, mesh, platform, calls or HostCalls())
+    emitter = _Emitter(program, mesh, platform, calls or HostCalls(), wide or {})
 
     def step(*pieces: Any) -> tuple[Any, ...]:
         return emitter.run_block(listing.block, program.outputs, pieces)
@@ -58,9 +61,15 @@ class _Emitter:
     """Interprets blocks; equations are found in the sealed program by their path."""
 
     def __init__(
-        self, program: FlatProgram, mesh: MeshShape, platform: str, calls: HostCalls
+        self,
+        program: FlatProgram,
+        mesh: MeshShape,
+        platform: str,
+        calls: HostCalls,
+        wide: Mapping[str, str],
     ) -> None:
         self._program, self._mesh, self._platform, self._calls = program, mesh, platform, calls
+        self._wide = wide
         self._same = dict(_renamed(program))
 
     def run_block(
@@ -99,6 +108,8 @@ class _Emitter:
 
     def _run(self, run: LocalOp, env: Env) -> None:
         equation = self._equation(run.equation)
+        for name in self._wide.keys() & {*run.results}:
+            equation = _made_in(equation, dtype_of(self._wide[name]))
         shapes = equation.operand_shapes
         operands = [
             env[name] if name is not None else self._constant_piece(equation, i, run)
@@ -197,6 +208,24 @@ def _renamed(program: FlatProgram) -> Iterator[tuple[int, int | Const]]:
             yield from zip(equation.results, body.outputs, strict=True)
         elif equation.primitive.name == "optimization_barrier":
             yield from zip(equation.results, equation.operands, strict=True)
+
+
+_RESULT_DTYPE = {
+    "dot_general": "preferred_element_type",
+    "convert_element_type": "new_dtype",
+}
+
+
+def _made_in(equation: Equation, dtype: Any) -> Equation:
+    """The equation with its result in another dtype, which views need not be told.
+
+    A product that the user wants by one algorithm is left as it is.
+    """
+    param = _RESULT_DTYPE.get(equation.primitive.name)
+    precision = equation.params.get("precision")
+    if param is None or isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
+        return equation
+    return replace(equation, params={**equation.params, param: dtype})
 
 
 def _constant(const: Const) -> Any:
@@ -407,7 +436,10 @@ class PartSource:
     def local(self) -> Callable[..., tuple[Any, ...]]:
         """The part on one device's pieces, to run under shard_map over the mesh."""
         listing, accumulators = self.program.listing, self.program.part.accumulators
-        step = local_function(self.flat, listing, self.mesh, self.platform, self.calls)
+        graph, wide = self.program.part.graph, dict[str, str]()
+        for added in added_products(graph, listing, accumulators):
+            wide.update(dict.fromkeys(added.pieces, added.dtype))
+        step = local_function(self.flat, listing, self.mesh, self.platform, self.calls, wide)
 
         def run(*pieces: Any) -> tuple[Any, ...]:
             given, held = pieces[: len(self.inputs)], pieces[len(self.inputs) :]

@@ -23,7 +23,17 @@ from functools import cached_property, lru_cache
 from autopar.cluster.chip import Platform
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.listing import Block, Fence, Listing, ListingStep, LocalOp, Loop, Move
+from autopar.ir.listing import (
+    Block,
+    Fence,
+    Listing,
+    ListingStep,
+    LocalOp,
+    Loop,
+    Move,
+    names_made,
+    names_read,
+)
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.values import Literal, Value, item_bytes
@@ -57,11 +67,6 @@ def is_reduction(op: Op) -> bool:
 def is_product(op: Op) -> bool:
     """True if the op is a matrix product or convolution that sums something up."""
     return primitive(op.kind).fusion is Fusion.PRODUCT and not _sums_nothing(op)
-
-
-def adds_its_result(op: Op) -> bool:
-    """True of a matrix product, which BLAS adds to what its buffer holds; of no convolution."""
-    return op.kind == "dot_general" and is_product(op)
 
 
 def _sums_nothing(op: Op) -> bool:
@@ -295,7 +300,7 @@ def _visits(block: Block) -> Mapping[str, int]:
     XLA goes so through a computation from what it gives back, whatever order a program has. Work
     that a backward pass does once more may be visited before that which a program has before it.
     """
-    makers = {name: step for step in block.instructions for name in _read_and_made(step)[1]}
+    makers = {name: step for step in block.instructions for name in names_made(step)}
     found: dict[str, int] = {}
     for output in block.outputs:
         waiting = [output] if output is not None else []
@@ -306,7 +311,7 @@ def _visits(block: Block) -> Mapping[str, int]:
                 found.setdefault(waiting.pop(), len(found))
                 continue
             opened.add(name)
-            waiting += reversed(_read_and_made(makers[name])[0])
+            waiting += [n for n in reversed(names_read(makers[name])) if n is not None]
     return found
 
 
@@ -395,7 +400,8 @@ def read_line(block: Block, sizes: Sizes) -> Line:
     line, layouts = Line(into_products=sizes.platform == "tpu"), Layouts(block, sizes)
     for i, step in enumerate(block.instructions):
         op = None if isinstance(step, Move | Fence) else sizes.op(step.equation)
-        reads, makes = _read_and_made(step)
+        reads = tuple([name for name in names_read(step) if name is not None])
+        makes = names_made(step)
         line.ops.append(op)
         line.reads.append(reads)
         line.makes.append(makes)
@@ -478,14 +484,6 @@ def _joins_inside(step: ListingStep, kind: str) -> bool:
     if not isinstance(step, Move) or not step.steps or step.steps[-1].kind != kind:
         return False
     return any(n > 1 for n in step.value.shape[: step.steps[-1].dim])
-
-
-def _read_and_made(step: ListingStep) -> tuple[Sequence[str], Sequence[str]]:
-    if isinstance(step, LocalOp | Loop):
-        return tuple([o for o in step.operands if o is not None]), step.results
-    if isinstance(step, Move):
-        return (step.source,), (step.result,)
-    return step.sources, step.results
 
 
 def _is_local(move: Move) -> bool:

@@ -16,13 +16,13 @@ from autopar.cost.kernels import (
     Pieces,
     Sizes,
     Stored,
-    adds_its_result,
     is_product,
     pieces_of,
     stored_kernels,
 )
 from autopar.cost.liveness import BlockSpans, Moment, busiest, held_kinds, most_bytes, piece_spans
 from autopar.cost.order import ahead, combined, depth_first, known_before, least_first, lightened
+from autopar.cost.sums import added_sums
 from autopar.cost.timeline import Timed, beside_moves, entering
 from autopar.ir.batching import Accumulator
 from autopar.ir.control_flow import PortKind
@@ -399,46 +399,23 @@ class _Walk:
         return given, _scheduled(block, stored, outside, self.timed(block), apart)
 
     def _with_sums(
-        self,
-        graph: Graph,
-        program: Listing,
-        stored: Stored,
-        accumulators: Sequence[Accumulator],
+        self, graph: Graph, program: Listing, stored: Stored, accumulators: Sequence[Accumulator]
     ) -> Stored:
         """The kernels where some results are added to sums that were given, in place.
 
-        A matrix product, or element-wise work, adds its result itself; CPUs add up products apart,
-        and so does XLA where sums are partial and lie as a stack, and products whose sum is wider
-        than they are. What else is summed is gone once it is added.
+        A matrix product, or element-wise work, adds its result itself, unless another reads that
+        too. What else is summed is gone once it is added.
         """
-        block, by_value = program.block, {a.value: a for a in accumulators}
-        rows = zip(map(str, graph.outputs), block.outputs, program.output_shardings, strict=True)
-        lies = {p: (name, s) for name, p, s in rows if name in by_value and p is not None}
-        narrow = {
-            piece
-            for piece, (name, _) in lies.items()
-            if by_value[name].dtype not in ("", graph.values[name].dtype)
-        }
-        summed = set(lies)
-        count = Counter(name for kernel in stored.kernels for name in kernel.reads)
-        apart = {piece for piece, (_, sharding) in lies.items() if sharding.partial or count[piece]}
-        nbytes = dict(stored.nbytes)
-        for kernel in reversed(stored.kernels):
-            step = kernel.instruction(block)
-            mine = summed.intersection(kernel.makes) - apart
-            if not isinstance(step, LocalOp) or not mine:
-                continue
-            if kernel.is_light or (self._adds(step) and mine.isdisjoint(narrow)):
-                nbytes.update(dict.fromkeys(mine, 0))
-            if kernel.is_light and self._sizes.op(step.equation).kind == "transpose":
-                # The product before it comes out in the order of the sum.
-                before = {name for name in kernel.reads if count[name] == 1}
-                summed |= before
-                narrow |= before if not mine.isdisjoint(narrow) else set()
-        return replace(stored, nbytes=nbytes, kept=stored.kept - lies.keys())
-
-    def _adds(self, run: LocalOp) -> bool:
-        return self._sizes.platform != "cpu" and adds_its_result(self._sizes.op(run.equation))
+        sums = added_sums(graph, program, self._sizes, accumulators)
+        piece_of = dict(zip(map(str, graph.outputs), program.block.outputs, strict=True))
+        summed = {p for a in accumulators if (p := piece_of[a.value]) is not None}
+        again = {name for kernel in stored.kernels for name in kernel.reads}
+        nbytes = {name: sums.widened.get(name, n) for name, n in stored.nbytes.items()}
+        for kernel in stored.kernels:
+            mine = summed.difference(again) if kernel.is_light else sums.products
+            nbytes.update(dict.fromkeys(mine.intersection(kernel.makes), 0))
+            nbytes.update(dict.fromkeys(sums.views.intersection(kernel.makes), 0))
+        return replace(stored, nbytes=nbytes, kept=stored.kept - summed)
 
     def levels(self, graph: Graph, moment: Moment, at_top: bool) -> Iterator[HeldWhile]:
         """Bytes held over a block beside those held around it; the most are those of its moment."""

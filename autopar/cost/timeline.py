@@ -19,7 +19,6 @@ from autopar.cost.kernels import (
     Kernel,
     Sizes,
     Stored,
-    adds_its_result,
     is_fused_into_readers,
     is_product,
     is_reduction,
@@ -37,13 +36,23 @@ from autopar.cost.order import (
 )
 from autopar.cost.picked import picked_bytes
 from autopar.cost.prices import Prices
+from autopar.cost.sums import AddedSums, added_sums
 from autopar.errors import GraphError
 from autopar.ir.batching import Accumulator
 from autopar.ir.compiler_options import PIPELINED
 from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.listing import REDUCTIONS, Block, Listing, ListingStep, LocalOp, Loop, Move
-from autopar.ir.values import item_bytes
+from autopar.ir.listing import (
+    REDUCTIONS,
+    Block,
+    Listing,
+    ListingStep,
+    LocalOp,
+    Loop,
+    Move,
+    names_made,
+    names_read,
+)
 from autopar.rules import HEAVY
 
 
@@ -100,10 +109,10 @@ class KernelTimes:
         prices: Prices,
         block: Block,
         stored: Stored,
-        added: Mapping[str, int] | None = None,
+        sums: AddedSums = AddedSums(),
     ) -> None:
         self._sizes, self._prices, self._block, self._stored = sizes, prices, block, stored
-        self._added = added or {}
+        self._sums = sums
         self._moves = moves_by_piece(block)
         kernels = stored.kernels
         self._at_hand: Mapping[tuple[str, ...], frozenset[str]] = {}
@@ -161,6 +170,8 @@ class KernelTimes:
         if kernel.at < 0:  # a copy
             copied = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
             return Seconds(self._prices.elementwise(2 * copied + kernel.wasted_bytes))
+        if self._sums.views.issuperset(kernel.makes):
+            return Seconds()
         return self._own(kernel) + self._added_apart(kernel)
 
     def _own(self, kernel: Kernel) -> Seconds:
@@ -171,28 +182,21 @@ class KernelTimes:
             return self._run(step, kernel)
         return Seconds()
 
-    def _adds(self, kernel: Kernel, name: str) -> bool:
-        """True if a kernel adds what it makes to a sum itself: no product does to a wider one."""
-        step, added = kernel.instruction(self._block), self._added[name]
-        if not isinstance(step, LocalOp) or kernel.is_light:
-            return kernel.is_light
-        is_apart = self._sizes.platform == "cpu" or added != self._stored.nbytes.get(name, 0)
-        return not is_apart and adds_its_result(self._sizes.op(step.equation))
-
     def _added_apart(self, kernel: Kernel) -> Seconds:
         """Seconds of kernels that add what another made to a sum."""
-        moved = sum(
-            self._stored.nbytes.get(name, 0) + 2 * self._added[name]
-            for name in kernel.makes
-            if name in self._added and not self._adds(kernel, name)
-        )
+        added, nbytes = self._sums.nbytes, self._stored.nbytes
+        if self._sums.adds(kernel):
+            return Seconds()
+        moved = sum(nbytes.get(n, 0) + 2 * added[n] for n in kernel.makes if n in added)
         return Seconds(self._prices.elementwise(moved)) if moved else Seconds()
 
     def _moved(self, kernel: Kernel) -> int:
         """Bytes that a kernel loads and stores; of sums that it adds to itself, both."""
-        sums = [n for n in kernel.makes if n in self._added and self._adds(kernel, n)]
-        more = sum(2 * self._added[n] - self._stored.nbytes.get(n, 0) for n in sums)
-        return self._moved_once(kernel) + more
+        added, nbytes = self._sums.nbytes, self._stored.nbytes
+        moved = self._moved_once(kernel)
+        if self._sums.adds(kernel):
+            moved += sum(2 * added[n] - nbytes.get(n, 0) for n in kernel.makes if n in added)
+        return moved
 
     def _moved_once(self, kernel: Kernel) -> int:
         nbytes, shared = self._stored.nbytes, self._at_hand.get(kernel.makes, frozenset())
@@ -301,7 +305,7 @@ def timed_listing(
     """
     sizes = sizes or Sizes(graph, prices.mesh, prices.cluster.chip.platform)
     given = sizes.inputs(program)
-    timer = _Timer(sizes, prices, prices.pipelined, _added(graph, program, sizes, sums or ()))
+    timer = _Timer(sizes, prices, prices.pipelined, added_sums(graph, program, sizes, sums or ()))
     best = timer.block(program.block, given)
     if sums is not None or not timer.is_short:
         return best
@@ -314,21 +318,6 @@ def timed_listing(
         if other.crossing_seconds > best.crossing_seconds * (1 + _ROUNDING):
             best = other
     return best
-
-
-def _added(
-    graph: Graph, program: Listing, sizes: Sizes, sums: Sequence[Accumulator]
-) -> dict[str, int]:
-    """Bytes of the sum that each piece is added to."""
-    held_in = {a.value: a.dtype for a in sums if a.combiner != "same"}
-    found: dict[str, int] = {}
-    rows = zip(graph.outputs, program.block.outputs, program.output_shardings, strict=True)
-    for name, piece, sharding in rows:
-        if isinstance(name, str) and name in held_in and piece is not None:
-            value = graph.values[name]
-            item = item_bytes(held_in[name] or value.dtype)
-            found[piece] = sizes.of(value, sharding) // item_bytes(value.dtype) * item
-    return found
 
 
 @dataclass(frozen=True)
@@ -438,10 +427,10 @@ class _Timer:
         sizes: Sizes,
         prices: Prices,
         pipelined: frozenset[str],
-        added: Mapping[str, int] | None = None,
+        sums: AddedSums = AddedSums(),
     ) -> None:
         self._sizes, self._prices, self._pipelined = sizes, prices, pipelined
-        self._added = added or {}
+        self._sums = sums
         self.is_short = False
         entry = entry_named(prices.cluster.chip.name)
         gpu = entry.target if entry is not None else None
@@ -451,7 +440,7 @@ class _Timer:
         """The whole of a block on two streams."""
         stored = stored_kernels(block, self._sizes, given, _nothing_inside)
         stored = depth_first(combined(stored), block.outputs)
-        times = KernelTimes(self._sizes, self._prices, block, stored, self._added)
+        times = KernelTimes(self._sizes, self._prices, block, stored, self._sums)
         spent: list[Seconds] = []
         bodies: dict[int, tuple[Trips, ...]] = {}
         fills: dict[int, Seconds] = {}
@@ -499,8 +488,8 @@ class _Timer:
         reads = {o for o, port in left if port.is_carry}
         makers = dict[str, ListingStep]()
         for step in body.instructions:
-            reads.update(_operands(step))
-            makers.update(dict.fromkeys(_results(step), step))
+            reads.update(names_read(step))
+            makers.update(dict.fromkeys(names_made(step), step))
         for o, port in left:
             if o is None or port.kind is not PortKind.STACKED or port.result is None:
                 continue
@@ -580,16 +569,6 @@ class _Timer:
         taken = [kind for kind in _IN_TURN if any(kinds[k] == kind for k in found)]
         self.is_short |= len(taken) >= runs
         return frozenset(k for k in found if kinds[k] in taken[: runs - 1])
-
-
-def _operands(step: ListingStep) -> Sequence[str | None]:
-    if isinstance(step, LocalOp | Loop):
-        return step.operands
-    return (step.source,) if isinstance(step, Move) else step.sources
-
-
-def _results(step: ListingStep) -> Sequence[str]:
-    return (step.result,) if isinstance(step, Move) else step.results
 
 
 def _kind(block: Block, kernel: Kernel) -> str:

@@ -20,6 +20,9 @@ PIPELINED: Mapping[str, str] = {
     "all-reduce": "xla_gpu_enable_pipelined_all_reduce",
     "reduce-scatter": "xla_gpu_enable_pipelined_reduce_scatter",
 }
+# XLA makes one product of several that read the same, if they are small. Of those that are added to
+# sums no one product is: each would be written out and added by a kernel of its own.
+MERGED_PRODUCTS = "xla_gpu_dot_merger_threshold_mb"
 
 OPTION_VALUES = (bool, int, str)
 _NAME = re.compile(r"xla_[a-z0-9_]+")

@@ -6,7 +6,7 @@ traffic is those collectives by kind and axes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -166,6 +166,18 @@ class Loop:
 
 
 ListingStep = LocalOp | Move | Fence | Loop
+
+
+def names_read(step: ListingStep) -> Sequence[str | None]:
+    """The names that an instruction reads, None for literals; a loop's bodies have their own."""
+    if isinstance(step, LocalOp | Loop):
+        return step.operands
+    return (step.source,) if isinstance(step, Move) else step.sources
+
+
+def names_made(step: ListingStep) -> Sequence[str]:
+    """The names of what an instruction makes."""
+    return (step.result,) if isinstance(step, Move) else step.results
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def make_plan(
         notes=batching.notes,
         compiler_options=choose_options(
             programs.placed.cluster.chip.platform,
-            (part.listing for part in programs.program.parts),
+            programs.program.parts,
             request.compiler_options,
             frozenset[str]().union(*(costs.pipelined for costs in programs.costs)),
         ),

@@ -7,27 +7,33 @@ from collections.abc import Iterable
 from autopar.cluster.chip import Platform
 from autopar.ir.compiler_options import (
     LATENCY_HIDING,
+    MERGED_PRODUCTS,
     PIPELINED,
     CompilerOptions,
+    OptionValue,
     merged_options,
 )
-from autopar.ir.listing import Listing
+from autopar.ir.program import PartProgram
 
 
 def choose_options(
     platform: Platform,
-    listings: Iterable[Listing],
+    parts: Iterable[PartProgram],
     asked: CompilerOptions = (),
     pipelined: frozenset[str] = frozenset(PIPELINED),
 ) -> CompilerOptions:
     """The options of a step's programs, with those that are asked for put over them.
 
     On GPUs the latency-hiding scheduler, and pipelining for the kinds of collectives that loops
-    have, of those that are to be `pipelined`. Compilers for TPUs run collectives beside work by
-    themselves; those for CPUs never do.
+    have, of those that are to be `pipelined`. Where parts add to sums, no products are merged.
+    Compilers for TPUs run collectives beside work by themselves; those for CPUs never do.
     """
     if platform != "gpu":
         return merged_options((), asked)
-    looped = {c.kind for listing in listings for _, c in listing.collectives() if c.runs > 1}
-    names = (LATENCY_HIDING, *(PIPELINED[kind] for kind in looped & pipelined))
-    return merged_options(tuple((name, True) for name in names), asked)
+    made = tuple(parts)
+    looped = {c.kind for p in made for _, c in p.listing.collectives() if c.runs > 1}
+    chosen: dict[str, OptionValue] = {PIPELINED[kind]: True for kind in looped & pipelined}
+    chosen[LATENCY_HIDING] = True
+    if any(p.part.accumulators for p in made):
+        chosen[MERGED_PRODUCTS] = 0
+    return merged_options(tuple(chosen.items()), asked)

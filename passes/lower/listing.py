@@ -41,6 +41,7 @@ from autopar.ir.listing import (
     Loop,
     Move,
     MoveStep,
+    names_read,
 )
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import (
@@ -592,11 +593,4 @@ def _alike(run: LocalOp, moves: dict[str, Move], uses: Counter[str | None]) -> b
 
 def _uses(steps: Sequence[ListingStep], outputs: Sequence[str | None]) -> Counter[str | None]:
     """The number of times that each name is read."""
-    return Counter(chain(outputs, chain.from_iterable(map(_read, steps))))
-
-
-def _read(step: ListingStep) -> Sequence[str | None]:
-    """The names that an instruction reads; a loop's bodies have names of their own."""
-    if isinstance(step, LocalOp | Loop):
-        return step.operands
-    return (step.source,) if isinstance(step, Move) else step.sources
+    return Counter(chain(outputs, chain.from_iterable(map(names_read, steps))))

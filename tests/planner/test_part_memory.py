@@ -23,7 +23,8 @@ from tests.planner.layers import arguments, train_step
 from tests.runtime.aot_programs import needs_gpu_compiler
 
 # A GPT whose layers are wide enough that alignment does not count.
-LAYERS, WIDTH, HEADS, WORDS, TIME = 2, 256, 4, 2048, 256
+LAYERS, WIDTH, HEADS, WORDS, TIME = 2, 1024, 8, 8192, 512
+WORKSPACE_BYTES = 2**22  # of a product by cuBLAS
 
 
 @cache
@@ -66,32 +67,24 @@ def test_what_a_forward_part_keeps_is_counted_once() -> None:
         assert stage.working_bytes < stage.activation_bytes, part.name
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(("cluster", "beside"), [("2xh100", 0), ("2xcpu", 1)])
-def test_gradients_are_added_to_their_sums_in_place(cluster: str, beside: int) -> None:
-    """Beside the sums lies no gradient, but on a CPU one at a time: its products add nothing."""
+def test_gradients_are_added_to_their_sums_in_place(cluster: str, beside: int, dtype: Any) -> None:
+    """Beside the sums, in f32, lies no gradient, but on a CPU one at a time, as wide as its sum."""
     step = autopar.parallelize(train_step, cluster=cluster, stages=2, microbatches=4, cache=False)
-    planned = step.planned(*arguments(layers=4, width=512, rows=16))
+    planned = step.planned(*arguments(layers=4, width=512, rows=16, dtype=dtype))
     for part, cost in costs_of(planned, PartKind.BACKWARD):
-        sums = [part.graph.nested_values[a.value].nbytes for a in part.accumulators]
-        assert sums == [2**20, 2**20]
+        values = part.graph.nested_values
+        assert [a.dtype or values[a.value].dtype for a in part.accumulators] == ["f32", "f32"]
         assert beside * 2**20 <= cost.working_bytes < (beside + 0.1) * 2**20, part.name
 
 
-def test_a_product_is_stored_where_its_sum_is_wider() -> None:
-    """A gradient in bf16 is added up in f32: no product adds to what is wider than it is."""
+@pytest.mark.parametrize(("dtype", "moved"), [(jnp.float32, 1), (jnp.bfloat16, 1.5)])
+def test_adding_to_sums_takes_time(dtype: Any, moved: float) -> None:
+    """The product loads the sum and stores that in place of its own result, which nobody turns."""
     step = autopar.parallelize(train_step, cluster="2xh100", stages=2, microbatches=4, cache=False)
-    planned = step.planned(*arguments(layers=4, width=512, rows=16, dtype=jnp.bfloat16))
-    for part, cost in costs_of(planned, PartKind.BACKWARD):
-        sums = [part.graph.nested_values[a.value].nbytes for a in part.accumulators]
-        assert sums == [2**19, 2**19]
-        assert {a.dtype for a in part.accumulators} == {"f32"}
-        assert 2**19 <= cost.working_bytes < 1.2 * 2**19, part.name
-
-
-def test_adding_to_sums_takes_time() -> None:
-    """A gradient in bf16 is loaded, and its f32 sum loaded and stored, where it was turned over."""
-    step = autopar.parallelize(train_step, cluster="2xh100", stages=2, microbatches=4, cache=False)
-    planned = step.planned(*arguments(layers=4, width=512, rows=16, dtype=jnp.bfloat16))
+    planned = step.planned(*arguments(layers=4, width=512, rows=16, dtype=dtype))
+    sum_bytes, product_bytes = 2**20, 512 * 512 * jnp.dtype(dtype).itemsize
     for made in planned.program.parts:
         if made.part.kind is not PartKind.BACKWARD:
             continue
@@ -100,8 +93,35 @@ def test_adding_to_sums_takes_time() -> None:
             timed_listing(made.part.graph, made.listing, prices, None, sums).seconds.total
             for sums in ((), made.part.accumulators)
         )
-        turned, added = (prices.elementwise(n * 2**19) for n in (2, 1 + 4))
-        assert adding - alone == pytest.approx(2 * (added - turned))
+        assert 2 * sum_bytes - product_bytes == moved * sum_bytes
+        more = prices.elementwise(int(moved * sum_bytes)) - prices.cluster.chip.launch_seconds
+        turned = prices.elementwise(2 * product_bytes)
+        assert adding - alone == pytest.approx(2 * (more - turned))
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize("cluster", ["2xv100", "2xh100"])
+def test_a_gpu_compiler_stores_no_gradient_beside_its_wider_sum(cluster: str) -> None:
+    """Neither where products that read the same could be merged, nor where they are turned over."""
+    step = autopar.parallelize(three_products, cluster=cluster, microbatches=4, cache=False)
+    weights, batch = arguments(layers=3, width=2048, rows=256, dtype=jnp.float16)
+    whole = autopar.Cluster.parse(cluster)
+    programs = programs_of(step.planned(weights, batch), whole, Target.of(whole))
+    (backward,) = (p for p in programs if p.name == "B0")
+    export: Any = backward.export
+    compiled = compile_ahead(export())
+    assert compiled.peak_bytes - compiled.argument_bytes < 1.2 * WORKSPACE_BYTES
+    assert backward.peak_bytes == pytest.approx(compiled.peak_bytes, abs=1.2 * WORKSPACE_BYTES)
+
+
+def three_products(weights: list[jax.Array], batch: jax.Array) -> Any:
+    """A step whose products read one value, as those of queries, keys and values do."""
+
+    def loss(weights: list[jax.Array]) -> jax.Array:
+        query, key, value = (batch @ w for w in weights)
+        return jnp.mean((jnp.tanh(query) * jnp.tanh(key) * value) ** 2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights)), ()
 
 
 def ratios(cluster: str) -> dict[str, float]:
@@ -130,7 +150,7 @@ def check(found: dict[str, float], least: float, most: float) -> None:
 @needs_gpu_compiler
 @pytest.mark.parametrize("cluster", ["8xv100", "8xh100"])
 def test_parts_hold_what_a_gpu_compiler_lays_out(cluster: str) -> None:
-    check(ratios(cluster), 0.97, 1.15)
+    check(ratios(cluster), 0.9, 1.15)
 
 
 @pytest.mark.ci

@@ -28,11 +28,18 @@ ROWS, SUMS = Sharding((("data",),)), Sharding(((),), ("data",))
 def source(
     fun: Callable[..., Any], *args: Any, combiner: str = "", dtype: str = "", **made: Any
 ) -> PartSource:
-    """A function of vectors as a part on two devices; its one output may be accumulated."""
+    """A function as a part on two devices; its one output may be accumulated.
+
+    Values are vectors that lie in rows, but where they are all `whole` or are said how they lie.
+    """
     traced = trace(StepSpec(fun), args, {})
     graph: Graph = traced.graph
     (output,) = graph.outputs
-    shardings = {v: made.get("lies", ROWS) for v in graph.values}
+    lies, is_whole = made.get("lies", ROWS), made.get("whole", False)
+    shardings = {
+        name: Sharding(((),) * len(value.shape)) if is_whole else lies
+        for name, value in graph.values.items()
+    }
     steps = tuple(
         LocalOp(
             (i,),
@@ -130,6 +137,29 @@ def test_a_sum_may_be_wider_than_its_summands(devices: list[jax.Device]) -> None
     assert kind.dtype == jnp.float32
     (got,), _ = run(made, devices, given, np.full(4, 1 / 3, np.float32))
     np.testing.assert_array_equal(got, np.float32(1 / 3) + 2 * NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("fun", "is_rounded"),
+    [
+        (lambda x, y: x @ y, False),
+        (lambda x, y: (x @ y).T.reshape(2, 1, 2), False),
+        (lambda x, y: jnp.matmul(x, y, preferred_element_type=jnp.float32).astype(x.dtype), False),
+        (lambda x, y: -(x @ y), True),
+        (lambda x, y: (x @ y).astype(jnp.float8_e4m3fn).astype(x.dtype), True),
+    ],
+)
+def test_a_product_is_made_as_wide_as_its_sum(
+    devices: list[jax.Device], fun: Callable[..., Any], is_rounded: bool
+) -> None:
+    """It is not rounded before it is added, unless more is computed of it than views."""
+    x = jnp.asarray([[1 + 2**-7, 2], [3, 1 - 2**-7]], jnp.bfloat16)
+    exact = fun(x.astype(jnp.float32), x.astype(jnp.float32))
+    rounded = np.asarray(fun(x, x), np.float32)
+    assert is_rounded or not np.array_equal(exact, rounded)
+    made = source(fun, x, x, combiner="sum", dtype="f32", whole=True)
+    (got,), _ = run(made, devices, x, x, np.ones(rounded.shape, np.float32))
+    np.testing.assert_array_equal(got, 1 + (rounded if is_rounded else exact))
 
 
 def test_partial_sums_lie_as_a_stack(devices: list[jax.Device]) -> None:
