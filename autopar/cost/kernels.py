@@ -49,6 +49,10 @@ ADDITIONS = frozenset({"add", "add_any"})
 _TILE_ITEMS, _TILES_WANTED, _LEAST_SUM, _PART_BYTES = 128 * 128, 128, 128, 4
 
 
+# XLA for GPUs leaves products of a matrix with a vector to BLAS where they are this large.
+_LEAST_BY_BLAS = 10_000_000
+
+
 def is_fused_into_readers(op: Op) -> bool:
     """True if readers may compute the op's results anew instead of loading them."""
     fusion, rule = primitive(op.kind).fusion, op.rule
@@ -61,12 +65,43 @@ def is_fused_into_readers(op: Op) -> bool:
 
 def is_reduction(op: Op) -> bool:
     """True if the op computes what it reads instead of loading it, and stores its own results."""
+    if op.kind == "dot_general":
+        return _is_by_vector(op) and not _sums_nothing(op)
     return primitive(op.kind).fusion is Fusion.REDUCTION and not _sums_nothing(op)
 
 
 def is_product(op: Op) -> bool:
     """True if the op is a matrix product or convolution that sums something up."""
-    return primitive(op.kind).fusion is Fusion.PRODUCT and not _sums_nothing(op)
+    if primitive(op.kind).fusion is not Fusion.PRODUCT or _sums_nothing(op):
+        return False
+    return not _is_by_vector(op)
+
+
+def _is_by_vector(op: Op) -> bool:
+    """True for a product with vectors, of which XLA makes a multiplication and a reduction.
+
+    Of a large matrix it does not: what it reads of that counts by one of its batches.
+    """
+    rule = op.rule
+    if op.kind != "dot_general" or rule is None:
+        return False
+    return _multiplies_vectors(rule.operands[0], rule.operands[1], rule.results[0], rule)
+
+
+@lru_cache(maxsize=4096)
+def _multiplies_vectors(
+    left: tuple[tuple[int, ...], ...],
+    right: tuple[tuple[int, ...], ...],
+    result: tuple[tuple[int, ...], ...],
+    rule: Rule,
+) -> bool:
+    one, other, kept = ({f for dim in dims for f in dim} for dims in (left, right, result))
+    size = {f: rule.factors[f].size for f in one | other}
+    rows, columns, terms = (
+        math.prod(size[f] for f in factors)
+        for factors in ((one & kept) - other, (other & kept) - one, (one & other) - kept)
+    )
+    return min(rows, columns) == 1 and (rows + columns) * terms < _LEAST_BY_BLAS
 
 
 def _sums_nothing(op: Op) -> bool:
@@ -211,7 +246,8 @@ class Layouts:
         self.before: dict[str, str] = {}
 
     @cached_property
-    def _late(self) -> Mapping[str, int]:
+    def visits(self) -> Mapping[str, int]:
+        """The number of values that a compiler visits before each."""
         return _visits(self._block)
 
     @property
@@ -235,7 +271,7 @@ class Layouts:
             local = self._sizes.local(run.result_shardings[0], shape)
             dims = tuple(d for d, size in enumerate(shape) if size > 1)
             sizes = tuple(local[d] for d in dims)
-            self._orders[made] = _Order(dims, sizes, self._late.get(made, 0), made)
+            self._orders[made] = _Order(dims, sizes, self.visits.get(made, 0), made)
         found: dict[str, str] = {}
         for k, name in enumerate(operands):
             order = self._orders.get(name or "")
@@ -393,6 +429,7 @@ class Line:
     in_parts: set[str] = field(default_factory=set[str])
     apart: dict[str, str] = field(default_factory=dict[str, str])
     before: dict[str, str] = field(default_factory=dict[str, str])
+    visits: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def read_line(block: Block, sizes: Sizes) -> Line:
@@ -434,6 +471,8 @@ def read_line(block: Block, sizes: Sizes) -> Line:
         }
     _scatter_into_sums(line)
     line.apart, line.before = layouts.apart, layouts.before
+    if sizes.platform == "gpu":
+        line.visits = layouts.visits
     return line
 
 
@@ -596,12 +635,16 @@ _LARGER = 16
 _TURNING = frozenset({"reshape", "transpose"})
 
 
+COPY, OUTSIDE = -1, -2
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A kernel: pieces that it makes and reads, and scratch that lives as long as it runs.
 
-    `at` is its instruction's index in the block, -1 for what is no instruction: a slice that a loop
-    cuts out, a copy in another order. Of a move of several collectives each is a kernel, `part` its
+    `at` is its instruction's index in the block, or below 0 for what is no instruction: a `COPY`,
+    be it in another order or what a loop cuts out, and what runs `OUTSIDE` its loop. Of a move of
+    several collectives each is a kernel, `part` its
     number. `group` are the kind, axes and dtype of a collective that may be combined with its like,
     the dtype "" of gathers, which may be of several. A light one may be fused with others that read
     the same, such as one that `picks` items of what it reads; an early one need not wait for its
@@ -630,11 +673,31 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Stored:
-    """The kernels of a block in order, the bytes of every stored piece, and what lives on."""
+    """The kernels of a block in order, the bytes of every stored piece, and what lives on.
+
+    `behind` are the pieces that stand for the block's outputs and for the operands of its loops.
+    `visits` number values as a compiler visits them from the outputs on; kernels that are none of
+    the block's come with their `operands` in that order, by the first piece that they make.
+    """
 
     kernels: tuple[Kernel, ...]
     nbytes: Mapping[str, int]
     kept: Pieces  # pieces behind the block's outputs
+    behind: Mapping[str, Pieces] = field(default_factory=dict[str, Pieces])
+    visits: Mapping[str, int] = field(default_factory=dict[str, int])
+    operands: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+
+    def read_by(self, kernel: Kernel) -> list[str]:
+        """The pieces that a kernel reads, those that a compiler visits first in front."""
+        found = list[str]()
+        for name in kernel.makes:
+            found += self.operands.get(name, ())
+        known = {*found}
+        return found + sorted(kernel.reads - known, key=self._visit)
+
+    def _visit(self, name: str) -> tuple[int, str]:
+        at = self.visits.get(name)
+        return self.visits.get(name.split(" ", 1)[0], -1) if at is None else at, name
 
 
 class Sizes:
@@ -850,16 +913,23 @@ class _Writer:
 
     def stored(self, block: Block) -> Stored:
         """The pieces that were written."""
-        behind = [_pieces(self._behind.get(o, _NONE)) for o in block.outputs if o is not None]
-        kept = _NONE.union(*behind)
-        return Stored(tuple(self._with_epilogues(kept)), self._nbytes, kept)
+        outputs = [o for o in block.outputs if o is not None]
+        loops = (step for step in block.instructions if isinstance(step, Loop))
+        asked = {*outputs, *(o for loop in loops for o in loop.operands if o is not None)}
+        behind = {o: _pieces(self._behind.get(o, _NONE)) for o in asked}
+        kept = _NONE.union(*(behind[o] for o in outputs))
+        return Stored(
+            tuple(self._with_epilogues(kept)), self._nbytes, kept, behind, self._line.visits
+        )
 
     def cut(self, name: str, nbytes: int) -> None:
         """An input that a loop cuts out: element-wise readers do it themselves."""
         if name in self._line.loaded:
             self._nbytes[name] = nbytes
-            self._behind[name] = frozenset((name,))
-            self._kernels.append(Kernel(-1, (name,), _NONE))
+            self._kernels.append(Kernel(COPY, (name,), _NONE))
+        else:
+            self._nbytes[name] = 0
+        self._behind[name] = frozenset((name,))
 
     def visit(self, i: int, step: ListingStep, roots: int) -> None:
         """Fuse an instruction into its readers, or write its kernel."""
@@ -891,7 +961,7 @@ class _Writer:
         if i in self._line.turned:
             turned = f"{makes[0]} in order"
             self._nbytes[turned], self._behind[makes[0]] = nbytes[0], frozenset((turned,))
-            self._kernels.append(Kernel(-1, (turned,), frozenset(makes), is_light=True))
+            self._kernels.append(Kernel(COPY, (turned,), frozenset(makes), is_light=True))
 
     def _with_epilogues(self, kept: Pieces) -> list[Kernel]:
         """The kernels, those of products with the gelu in them that alone reads what they make.
@@ -982,7 +1052,7 @@ class _Writer:
             return
         wasted = self._wasted(copy)
         self._kernels.append(
-            Kernel(-1, (copy,), _pieces(behind), is_light=True, wasted_bytes=wasted)
+            Kernel(COPY, (copy,), _pieces(behind), is_light=True, wasted_bytes=wasted)
         )
 
     def _wasted(self, copy: str) -> int:

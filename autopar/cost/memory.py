@@ -12,24 +12,41 @@ from functools import cached_property
 
 from autopar.cluster.chip import Platform
 from autopar.cost.kernels import (
+    OUTSIDE,
     Kernel,
     Pieces,
     Sizes,
     Stored,
+    is_fused_into_readers,
     is_product,
     pieces_of,
     stored_kernels,
 )
 from autopar.cost.liveness import BlockSpans, Moment, busiest, held_kinds, most_bytes, piece_spans
-from autopar.cost.order import ahead, combined, depth_first, known_before, least_first, lightened
+from autopar.cost.order import (
+    ahead,
+    combined,
+    depth_first,
+    least_first,
+    lightened,
+    post_order,
+    with_siblings,
+)
 from autopar.cost.sums import added_sums
-from autopar.cost.timeline import Timed, beside_moves, entering
+from autopar.cost.timeline import Timed, beside_moves, entering, piece_times
+from autopar.cost.trips import (
+    PIPELINED_IN_TURN,
+    Leaving,
+    PieceTime,
+    Unrolled,
+    able_to_cross,
+    steady_trip,
+)
 from autopar.ir.batching import Accumulator
-from autopar.ir.control_flow import PortKind
+from autopar.ir.control_flow import ControlFlow
 from autopar.ir.graph import Graph, Op
 from autopar.ir.graph import Origin as OpOrigin
 from autopar.ir.listing import (
-    REDUCTIONS,
     Block,
     Fence,
     Listing,
@@ -150,20 +167,28 @@ def _kind(piece: _Made, readers: Collection[str], at_top: bool) -> HeldKind:
 
 
 def _makers(graph: Graph, block: Block, wanted: Collection[str]) -> Iterator[tuple[str, _Made]]:
+    """The wanted pieces that are known, those of trips outside of their loop too."""
+    same = dict[str, list[str]]()
+    for name in wanted:
+        same.setdefault(name.rsplit(" ", 1)[-1] if name.startswith("%") else name, []).append(name)
     modules: dict[str, OpOrigin] = {}  # of every value that the block makes
     for step in block.instructions:
         if isinstance(step, Fence):
             continue
         if isinstance(step, Move):
-            made = enumerate(pieces_of(step))
-            yield from ((name, _moved(step, j, modules)) for j, name in made if name in wanted)
+            for j, name in enumerate(pieces_of(step)):
+                names = [name] if name in wanted else same.get(name, ())
+                yield from ((n, _moved(step, j, modules)) for n in names)
             continue
         op = graph.op_at(step.equation)
         laid = zip(step.results, op.results, step.result_shardings, strict=True)
         for name, value, sharding in laid:
             modules[value.name] = op.origin
-            if name in wanted:
-                yield name, _Made(value, sharding, op.kind, op.origin)
+            made = _Made(value, sharding, op.kind, op.origin)
+            yield from ((n, made) for n in same.get(name, ()))
+        for body in step.bodies if isinstance(step, Loop) else ():
+            for name, made in _makers(graph, body, same):
+                yield from ((n, made) for n in same[name] if n != name)
 
 
 def _moved(step: Move, part: int, modules: Mapping[str, OpOrigin]) -> _Made:
@@ -206,7 +231,8 @@ def _running(graph: Graph, moment: Moment) -> tuple[str, OpOrigin]:
     if kernel is None or not moment.block.instructions:
         return "", OpOrigin()
     if kernel.at < 0:
-        return "copy", OpOrigin()
+        made = dict(_makers(graph, moment.block, kernel.makes)).get(kernel.makes[0])
+        return ("copy", OpOrigin()) if made is None else (made.what, made.origin)
     step = moment.block.instructions[kernel.at]
     if isinstance(step, LocalOp | Loop):
         op: Op = graph.op_at(step.equation)
@@ -220,16 +246,9 @@ _NONE: Pieces = frozenset()
 # Of what a step holds beside its arguments: for what its compiler's scheduler does that is not
 # followed here, and for the holes that its allocator leaves.
 SPARE_SHARE = 0.05
-# The same of the trips of a scan, whose pieces pack badly among the stacks around them. Where it
-# gathers or reduces across trips, XLA takes the first or the last out of the loop, too, and its
-# scheduler moves that work about among the step's. From the buffers of six scanned models on one
-# device, and of a diffusion transformer and two towers on eight: 0.05 to 0.29.
+# The same of the trips that stay in a loop, whose pieces pack badly among the stacks around them.
+# From the buffers of six scanned models on one device: 0.05 to 0.29.
 SPARE_OF_TRIPS = 0.2
-# Of what a trip could make before what its loop carries is there, and without what it gathers: so
-# much is made early. From the buffers of encoders, decoders and both: 0.2 to 0.7.
-_EARLY_SHARE = 0.6
-# The same where a trip gathers nothing. From the buffers of low-rank adapters and of a state space.
-_EARLY_SHARE_ALONE = 0.75
 
 
 @dataclass(frozen=True)
@@ -303,7 +322,7 @@ def held_while(graph: Graph, program: Listing, sizes: Sizes, timed: Timed) -> It
 
 @dataclass(frozen=True)
 class StepKernels:
-    """The kernels of a step before they are ordered, to weigh it with others in their place.
+    """The kernels of a step before they are joined or ordered, to weigh others in their place.
 
     `written` are all pieces that the step or a body of its loops stores.
     """
@@ -313,20 +332,23 @@ class StepKernels:
     written: Pieces
     outside: Collection[str]
     timed: Timed | None
+    elsewhere: Mapping[str, PieceTime]  # the times of what is made outside of its loop
+    joined: Callable[[Block, Stored], Stored]  # joins those of which several run as one
 
     def moment(self, stored: Stored) -> Moment:
         """The moment at which the step holds the most, were these its kernels."""
-        return _scheduled(self.block, stored, self.outside, self.timed)
+        joined = self.joined(self.block, stored)
+        return _scheduled(self.block, joined, self.outside, self.timed, (), self.elsewhere)
 
 
 def step_kernels(graph: Graph, program: Listing, sizes: Sizes, timed: Timed) -> StepKernels:
     """Reads the kernels of a step that is `timed`, its loops being as they are."""
     walk = _Walk(sizes, timed)
     given, outside = walk.around(graph, program)
-    stored = walk.kernels(program.block, given)
+    stored = walk.unrolled(program.block, given)
     written = frozenset(walk.written(program.block, stored))
     own = walk.timed(program.block)
-    return StepKernels(program.block, stored, written, outside, own)
+    return StepKernels(program.block, stored, written, outside, own, walk.elsewhere, walk.joined)
 
 
 def beside_arguments(moment: Moment) -> int:
@@ -351,7 +373,10 @@ class _Walk:
         self._sizes = sizes
         blocks = timed.blocks() if timed is not None and sizes.platform == "gpu" else ()
         self._timed = {id(t.block): t for t in blocks}
-        self._trips: dict[tuple[str, ...], _FirstTrip] = {}
+        self._pipelined = timed.pipelined if timed is not None else frozenset(PIPELINED_IN_TURN)
+        self._crossed: dict[tuple[str, ...], tuple[Stored, Leaving]] = {}
+        self._outside_shapes: dict[str, tuple[int, ...]] = {}
+        self.elsewhere: dict[str, PieceTime] = {}  # times of what is made outside of its loop
         self._inside: dict[tuple[str, ...], Moment] = {}
         self._bodies: dict[tuple[str, ...], list[Moment]] = {}
 
@@ -396,7 +421,7 @@ class _Walk:
         if sums is not None:
             stored = self._with_sums(graph, program, stored, sums)
             apart = stored.kept.difference(outside)
-        return given, _scheduled(block, stored, outside, self.timed(block), apart)
+        return given, _scheduled(block, stored, outside, self.timed(block), apart, self.elsewhere)
 
     def _with_sums(
         self, graph: Graph, program: Listing, stored: Stored, accumulators: Sequence[Accumulator]
@@ -447,7 +472,7 @@ class _Walk:
     ) -> Moment:
         """The moment of a block, its loops at their own moments."""
         stored = self.kernels(block, given, slices, stacked)
-        return _scheduled(block, stored, outside, self.timed(block))
+        return _scheduled(block, stored, outside, self.timed(block), (), self.elsewhere)
 
     def kernels(
         self,
@@ -457,58 +482,56 @@ class _Walk:
         stacked: Pieces = _NONE,
     ) -> Stored:
         """The kernels of a block, collectives combined, in no order yet."""
-        stored = stored_kernels(block, self._sizes, given, self._inner, slices, stacked)
-        return combined(self._with_first_trips(block, stored))
+        return self.joined(block, self.unrolled(block, given, slices, stacked))
 
-    def _with_first_trips(self, block: Block, stored: Stored) -> Stored:
-        """The kernels, and what loops' first trips make before they need what the loops carry.
+    def joined(self, block: Block, stored: Stored) -> Stored:
+        """The kernels of which several run as one joined: collectives, and element-wise work."""
+        if self._sizes.platform == "gpu":
+            found = self._shapes(block, stored)
+            stored = with_siblings(stored, [found.get(k.makes[0]) for k in stored.kernels])
+        return combined(stored)
 
-        Where a loop adds up over devices what it stacks, XLA takes the first trip out of it, and
-        its scheduler runs as much of that as it can beside earlier work:
-
-            as listed    loss | d loss | (f g | dg df) x n
-            as it runs   loss, f g | d loss | dg df | (f g | dg df) x (n - 1)
-
-        Trips of loops that do not wait for each other run side by side, and products that make
-        gradients then wait for those of the other.
-        """
-        if not self._trips:
-            return stored
-        alongside = self._alongside(block, stored.kernels)
-        kernels, nbytes = list[Kernel](), dict(stored.nbytes)
-        for k, kernel in enumerate(stored.kernels):
-            trip = self._taken_out(block, kernel)
-            if trip is not None:
-                early, begins = f"first trip {kernel.at}", f"trips {kernel.at}"
-                nbytes[early], nbytes[begins] = trip.early_bytes, 0
-                if k in alongside:
-                    nbytes[early] = trip.most_bytes + trip.late_bytes
-                    nbytes[begins] = trip.late_bytes
-                kernels.append(Kernel(-1, (early,), kernel.reads - trip.waits, is_early=True))
-                kernels.append(Kernel(-1, (begins,), kernel.reads & trip.waits | {early}))
-                kernel = replace(kernel, reads=kernel.reads | {begins})
-            kernels.append(kernel)
-        return replace(stored, kernels=tuple(kernels), nbytes=nbytes)
-
-    def _taken_out(self, block: Block, kernel: Kernel) -> _FirstTrip | None:
-        """The first trip of a loop that runs before the loop."""
-        step = kernel.instruction(block)
-        return self._trips.get(step.results) if isinstance(step, Loop) else None
-
-    def _alongside(self, block: Block, kernels: Sequence[Kernel]) -> set[int]:
-        """The loops whose first trip runs beside that of another."""
-        loops = [k for k, kernel in enumerate(kernels) if self._taken_out(block, kernel)]
-        found, after = set[int](), dict[str, set[int]]()  # of each piece, the loops before it
-        for k, kernel in enumerate(kernels if len(loops) > 1 else ()):
-            before = set[int]().union(*(after[name] for name in kernel.reads if name in after))
-            if k in loops:
-                apart = {other for other in loops if other < k} - before
-                if apart:
-                    found |= {k, *apart}
-                before = {k, *before}
-            if before:
-                after.update(dict.fromkeys(kernel.makes, before))
+    def _shapes(self, block: Block, stored: Stored) -> dict[str, tuple[int, ...]]:
+        """The shapes of what element-wise work makes."""
+        found = dict(self._outside_shapes)
+        for kernel in stored.kernels:
+            step = kernel.instruction(block)
+            if isinstance(step, LocalOp) and kernel.is_light:
+                op = self._sizes.op(step.equation)
+                if is_fused_into_readers(op):
+                    found[kernel.makes[0]] = self._sizes.made(step, op)
         return found
+
+    def unrolled(
+        self,
+        block: Block,
+        given: Mapping[str, int],
+        slices: Mapping[str, int] | None = None,
+        stacked: Pieces = _NONE,
+    ) -> Stored:
+        """The kernels of a block, those of trips among them that are taken out of their loops."""
+        stored = stored_kernels(block, self._sizes, given, self._inner, slices, stacked)
+        if not self._crossed:
+            return stored
+        kernels, nbytes, operands = list[Kernel](), dict(stored.nbytes), dict(stored.operands)
+        for kernel in stored.kernels:
+            step = kernel.instruction(block)
+            crossed = self._crossed.get(step.results) if isinstance(step, Loop) else None
+            flow = self._sizes.op(step.equation).control_flow if isinstance(step, Loop) else None
+            if not isinstance(step, Loop) or crossed is None or flow is None:
+                kernels.append(kernel)
+                continue
+            body, leaving = crossed
+            timed = self.timed(step.bodies[0])
+            times = piece_times(timed, body.nbytes) if timed is not None else {}
+            shapes = self._shapes(step.bodies[0], body)
+            unrolled = Unrolled(kernel, step, flow, body, stored, leaving, times, shapes)
+            self._outside_shapes.update(unrolled.shapes)
+            kernels += unrolled.kernels
+            nbytes.update(unrolled.nbytes)
+            operands.update(unrolled.operands)
+            self.elsewhere.update(unrolled.times)
+        return replace(stored, kernels=tuple(kernels), nbytes=nbytes, operands=operands)
 
     def inward(self, moment: Moment) -> tuple[Moment, ...]:
         """A moment and, where a loop runs in it, those of its body, outermost first."""
@@ -541,49 +564,35 @@ class _Walk:
         left = [(o, p) for o, p in zip(body.outputs, flow.outputs[b], strict=True) if o is not None]
         carried = {o for o, port in left if port.is_carry}
         stacked = frozenset(o for o, port in left if not port.is_carry) - carried
-        moment = self.busiest(body, given, given, slices, stacked)
+        stored = self.unrolled(body, given, slices, stacked)
+        leaving = self._leaving(loop, flow, b, stored)
+        steady = steady_trip(stored, leaving)
+        moment = _scheduled(
+            body, self.joined(body, steady.stored), given, self.timed(body), (), self.elsewhere,
+            steady.entering,
+        )  # fmt: skip
         if self._sizes.platform != "gpu" or loop.runs == 1:
             return moment
-        carries = [n for n, p in zip(body.inputs, ports, strict=True) if p.is_carry]
-        gathered, sums = self._gathered_before(moment, carries), _stacks_sums(moment, stacked)
+        if leaving != Leaving():
+            self._crossed[loop.results] = stored, leaving
         spare = int(moment.nbytes * SPARE_OF_TRIPS)
-        moment = replace(moment, nbytes=moment.nbytes + spare + gathered)
-        if sums:
-            early = _made_early(moment.stored, carries)
-            starts = flow.operands_of(loop.operands, PortKind.CARRY)
-            waits = frozenset(o for o in starts if o is not None)
-            most = max(early, moment.nbytes)
-            late = _bytes_read_for_sums(moment.stored)
-            self._trips[loop.results] = _FirstTrip(early, most, late, waits)
-        return moment
+        return replace(moment, nbytes=max(0, moment.nbytes + spare - steady.handed_bytes))
 
-    def _gathered_before(self, moment: Moment, carries: Collection[str]) -> int:
-        """Bytes that XLA gathers for the next trip while a body runs."""
-        block, kernels = moment.block, moment.stored.kernels
-        is_light = [self._is_light(kernel.instruction(block)) for kernel in kernels]
-        return sum(
-            moment.stored.nbytes[name]
-            for k in known_before(kernels, carries, is_light)
-            if kernels[k].is_early and isinstance(kernels[k].instruction(block), Move)
-            for name in kernels[k].makes
-        )
+    def _leaving(self, loop: Loop, flow: ControlFlow, b: int, body: Stored) -> Leaving:
+        """The kernels of a scan that XLA runs in another trip."""
+        if self._sizes.platform != "gpu" or loop.runs == 1:
+            return Leaving()
+        block = loop.bodies[b]
+        is_light = [self._is_light(kernel.instruction(block)) for kernel in body.kernels]
+        able = able_to_cross(block, body.kernels, flow, b, is_light)
+        kinds = [k for k in PIPELINED_IN_TURN if k in self._pipelined and k in able.values()]
+        taken = kinds[: loop.runs - 1]
+        return Leaving.of(body.kernels, {k: kind for k, kind in able.items() if kind in taken})
 
     def _is_light(self, step: ListingStep | None) -> bool:
         if isinstance(step, LocalOp):
             return not is_product(self._sizes.op(step.equation))
         return not isinstance(step, Loop) and not (isinstance(step, Move) and step.collectives)
-
-
-@dataclass(frozen=True)
-class _FirstTrip:
-    """A loop's first trip: the bytes that it makes before it reads what the loop `waits` for, the
-    most that it holds, and what the gradients that are reduced at once are made from.
-    """
-
-    early_bytes: int
-    most_bytes: int
-    late_bytes: int
-    waits: Pieces
 
 
 def _scheduled(
@@ -592,60 +601,20 @@ def _scheduled(
     outside: Collection[str],
     timed: Timed | None,
     apart: Collection[str] = (),
+    elsewhere: Mapping[str, PieceTime] | None = None,
+    entering: tuple[str, ...] = (),
 ) -> Moment:
-    """The busiest moment in the order that XLA would choose.
+    """The busiest moment in the order that XLA would choose; pieces `entering` are there already.
 
-    1. Of two orders it takes that which holds less.
+    1. Of three orders it takes that which holds least, the first of several.
     2. On GPUs its latency-hiding scheduler then moves collectives, and weight gradients to run
        beside them. Else gathers start early.
     """
-    deep, light = depth_first(stored, block.outputs), least_first(stored)
-    is_deep = most_bytes(deep, outside) <= most_bytes(light, outside)
-    order = deep if is_deep else light
-    order = ahead(order) if timed is None else lightened(beside_moves(order, timed))
+    orders = [least_first(stored), depth_first(stored, block.outputs)]
+    if stored.visits:
+        orders.append(post_order(stored, block.outputs))
+    order = min(orders, key=lambda o: most_bytes(o, outside))
+    order = ahead(order) if timed is None else lightened(beside_moves(order, timed, elsewhere))
+    if entering:
+        order = replace(order, kernels=(Kernel(OUTSIDE, entering, _NONE), *order.kernels))
     return busiest(block, order, outside, apart)
-
-
-def _bytes_read_for_sums(stored: Stored) -> int:
-    """Bytes of the stored pieces that the makers of what reductions add up have read."""
-    makers = {name: kernel for kernel in stored.kernels for name in kernel.makes}
-    reduced = (k for k in stored.kernels if k.group is not None and k.group[0] in REDUCTIONS)
-    summed = [makers[name] for k in reduced for name in k.reads if name in makers]
-    read = _NONE.union(*(kernel.reads for kernel in summed)) & makers.keys()
-    return sum(stored.nbytes[name] for name in read)
-
-
-def _stacks_sums(moment: Moment, stacked: Pieces) -> bool:
-    """True if a loop adds up over devices what it stacks."""
-    summed = {
-        m.result
-        for m in moment.block.instructions
-        if isinstance(m, Move) and m.collectives and m.collectives[-1].kind in REDUCTIONS
-    }
-    ends = (k for k in moment.stored.kernels if not stacked.isdisjoint(k.makes))
-    return any(not summed.isdisjoint((*k.makes, *k.reads)) for k in ends)
-
-
-def _made_early(stored: Stored, carried: Collection[str]) -> int:
-    """Bytes that a first trip makes before it needs what the loop carries, and reads with it.
-
-    XLA's scheduler begins a trip early to hide what it gathers, so that all that comes of that is
-    there, and a part of what else is free of the carry: more of it where a trip gathers nothing, as
-    then no collective is ahead of it.
-    """
-    bound, gathered = set(carried), set[str]()
-    free: dict[str, int] = {}
-    made = of_gathers = 0
-    for kernel in stored.kernels:
-        if not bound.isdisjoint(kernel.reads):
-            bound.update(kernel.makes)
-            for name in free.keys() & kernel.reads:
-                nbytes = free.pop(name)
-                made += nbytes
-                of_gathers += nbytes if name in gathered else 0
-            continue
-        free.update((name, stored.nbytes[name]) for name in kernel.makes)
-        if kernel.is_early or not gathered.isdisjoint(kernel.reads):
-            gathered.update(kernel.makes)
-    share = _EARLY_SHARE if of_gathers else _EARLY_SHARE_ALONE
-    return of_gathers + int(share * (made - of_gathers))

@@ -144,6 +144,26 @@ def at_hand(
     return found
 
 
+def with_siblings(stored: Stored, shapes: Sequence[tuple[int, ...] | None]) -> Stored:
+    """The same kernels, those that run as one joined, in an order that can run; see `at_hand`."""
+    kernels = list(stored.kernels)
+    alone = _looked_up_alone(kernels)
+    shapes = [None if k in alone else shape for k, shape in enumerate(shapes)]
+    joined: dict[int, list[Kernel]] = {}
+    for k, (first, _) in at_hand(kernels, shapes).items():
+        joined.setdefault(first, [kernels[first]]).append(kernels[k])
+        kernels[k] = replace(kernels[k], makes=())
+    for first, members in joined.items():
+        made = tuple(name for k in members for name in k.makes)
+        reads = frozenset[str]().union(*(k.reads for k in members)).difference(made)
+        kernels[first] = replace(members[0], makes=made, reads=reads)
+    if not joined:
+        return stored
+    left = [kernel for kernel in kernels if kernel.makes]
+    order = _visited(_needed(left), range(len(left)))
+    return replace(stored, kernels=tuple(left[k] for k in order))
+
+
 def _may_join(kernel: Kernel, fused: _Fused, latest: Mapping[str, int]) -> bool:
     """True if nothing that a kernel reads may have been made in between of what those make."""
     return all(latest.get(n, 0) < fused.number for n in kernel.reads if n not in fused.made)
@@ -233,16 +253,39 @@ def depth_first(stored: Stored, outputs: Sequence[str | None]) -> Stored:
     """
     kernels = stored.kernels
     made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
-    needs = [
-        sorted({made[r] for r in kernel.reads if r in made and made[r] != k})
-        for k, kernel in enumerate(kernels)
-    ]
+    needs = _needed(kernels)
     rank = _ranks(kernels, needs, _visited(needs, range(len(needs))), stored.nbytes)
     for need in needs:
         need.sort(key=rank.__getitem__)
     ends = sorted({made[o] for o in outputs if o is not None and o in made}, key=rank.__getitem__)
     order = _visited(needs, [*ends, *range(len(kernels))])
     return lightened(replace(stored, kernels=tuple(kernels[k] for k in order)))
+
+
+def _needed(kernels: Sequence[Kernel]) -> list[list[int]]:
+    """The kernels whose results each kernel reads."""
+    made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
+    return [
+        sorted({made[r] for r in kernel.reads if r in made and made[r] != k})
+        for k, kernel in enumerate(kernels)
+    ]
+
+
+def post_order(stored: Stored, outputs: Sequence[str | None]) -> Stored:
+    """The same kernels as XLA visits them: operands before results, the first output's first."""
+    kernels = stored.kernels
+    made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
+    needs = list[list[int]]()
+    for k, kernel in enumerate(kernels):
+        found = (made[name] for name in stored.read_by(kernel) if name in made)
+        needs.append([n for n in dict.fromkeys(found) if n != k])
+    ends = [made[n] for o in outputs if o is not None for n in _behind_output(stored, o, made)]
+    order = _visited(needs, [*ends, *range(len(kernels))])
+    return lightened(replace(stored, kernels=tuple(kernels[k] for k in order)))
+
+
+def _behind_output(stored: Stored, output: str, made: Mapping[str, int]) -> list[str]:
+    return sorted(n for n in stored.behind.get(output, (output,)) if n in made)
 
 
 def _ranks(
@@ -299,15 +342,21 @@ def lightened(stored: Stored) -> Stored:
     kernels, nbytes = stored.kernels, stored.nbytes
     made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
     place = list(range(len(kernels)))
-    computed = frozenset[str]().union(*(k.reads for k in kernels if k.group is None))
+    alone = _looked_up_alone(kernels)
     for k, kernel in enumerate(kernels):
-        if not kernel.is_light or (kernel.picks and computed.isdisjoint(kernel.makes)):
+        if not kernel.is_light or k in alone:
             continue
         read = [r for r in kernel.reads if r in made]
         most = max((nbytes[r] for r in read), default=0)
         if most and most >= _MUCH * sum(nbytes[m] for m in kernel.makes):
             place[k] = max(place[made[r]] for r in read)
     return _placed(stored, place)
+
+
+def _looked_up_alone(kernels: Sequence[Kernel]) -> set[int]:
+    """The look-ups of which only collectives read, or nothing does."""
+    computed = frozenset[str]().union(*(k.reads for k in kernels if k.group is None))
+    return {k for k, own in enumerate(kernels) if own.picks and computed.isdisjoint(own.makes)}
 
 
 def ahead(stored: Stored) -> Stored:

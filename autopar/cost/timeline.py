@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, combinations, groupby
@@ -31,19 +32,18 @@ from autopar.cost.order import (
     at_hand,
     combined,
     depth_first,
-    known_before,
     moved_along_rows,
 )
 from autopar.cost.picked import picked_bytes
 from autopar.cost.prices import Prices
 from autopar.cost.sums import AddedSums, added_sums
+from autopar.cost.trips import PIPELINED_IN_TURN, PieceTime, able_to_cross, collective_kind
 from autopar.errors import GraphError
 from autopar.ir.batching import Accumulator
 from autopar.ir.compiler_options import PIPELINED
 from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.listing import (
-    REDUCTIONS,
     Block,
     Listing,
     ListingStep,
@@ -223,7 +223,7 @@ class KernelTimes:
         op, nbytes = self._sizes.op(run.equation), self._moved(kernel)
         if op.kind == "sharding_constraint" and [*kernel.reads] == [run.operands[0]]:
             return Seconds()  # to a compiler a name for the same buffer
-        if op.kind not in HEAVY:
+        if op.kind not in HEAVY or is_reduction(op):
             # XLA's model has element-wise work beside the loads and stores of its kernel, but knows
             # of Triton's kernels no more than their bytes.
             work = 0.0
@@ -278,8 +278,6 @@ def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -
 # Of what may run beside another trip of its loop this stays exposed, from the steady trips of three
 # scanned models of 4 layers: 0.02 to 0.16 of it, and all of it in one trip that the wires fill.
 _UNHIDDEN_ACROSS = 0.1
-# The kinds that XLA for GPUs pipelines, in the order of its passes.
-_IN_TURN = ("all-reduce", "all-gather", "reduce-scatter")
 _ROUNDING = 1e-9  # of the seconds, by which sums in another order may differ
 # XLA knows what kernels take on GPUs from Hopper on. Of others its scheduler guesses: so much for a
 # collective, a product and any other kernel.
@@ -455,7 +453,7 @@ class _Timer:
             else:
                 spent.append(times.seconds(kernel))
         kernels, kinds = stored.kernels, self._prices.beside
-        beside = [_kind(block, k) in kinds for k in kernels]
+        beside = [collective_kind(block, k) in kinds for k in kernels]
         products = frozenset(k for k, kern in enumerate(kernels) if self._is_product(block, kern))
         takes = [
             _GUESSES[0 if on_wires else 1 if k in products else 2]
@@ -541,41 +539,20 @@ class _Timer:
     def _crossing(self, body: Timed, flow: ControlFlow, b: int, runs: int) -> frozenset[int]:
         """The collectives of a scan's body that XLA runs beside another trip.
 
-        Those are gathers of what is known before the trip, cast or laid out anew at most, and
-        reductions whose results are only stacked. XLA takes one kind after the other, and each
-        costs the loop a trip, which then stands before or behind it: none is left alone.
+        XLA takes one kind after the other, and each costs the loop a trip, which then stands before
+        or behind it: none is left alone.
         """
-        block, kernels, wanted = body.block, body.kernels, self._pipelined
-        on_wires = (k for k, is_beside in enumerate(body.streams.beside) if is_beside)
-        kinds = {k: _kind(block, kernels[k]) for k in on_wires}
+        beside, kernels = body.streams.beside, body.kernels
         is_light = [
-            k not in kinds and k not in body.bodies and k not in body.known.products
-            for k in range(len(kernels))
+            not is_beside and k not in body.bodies and k not in body.known.products
+            for k, is_beside in enumerate(beside)
         ]
-        # 1. What a carry, a product or a collective leads to is not known before.
-        carries = [n for n, p in zip(block.inputs, flow.inputs[b], strict=True) if p.is_carry]
-        before = known_before(kernels, carries, is_light)
-        found = {k for k in before if kinds.get(k) == "all-gather" and kinds[k] in wanted}
-        # 2. What leads to a carry, a product or a collective is waited for.
-        ends = zip(block.outputs, flow.outputs[b], strict=True)
-        awaited = {o for o, port in ends if port.is_carry and o is not None}
-        for k in reversed(range(len(kernels))):
-            is_awaited = not awaited.isdisjoint(kernels[k].makes)
-            if kinds.get(k) in REDUCTIONS and kinds[k] in wanted and not is_awaited:
-                found.add(k)
-            if is_awaited or not is_light[k]:
-                awaited.update(kernels[k].reads)
-        # 3. As many kinds as there are trips to spare.
-        taken = [kind for kind in _IN_TURN if any(kinds[k] == kind for k in found)]
+        able = able_to_cross(body.block, kernels, flow, b, is_light)
+        found = {k: kind for k, kind in able.items() if beside[k] and kind in self._pipelined}
+        # As many kinds as there are trips to spare.
+        taken = [kind for kind in PIPELINED_IN_TURN if kind in found.values()]
         self.is_short |= len(taken) >= runs
-        return frozenset(k for k in found if kinds[k] in taken[: runs - 1])
-
-
-def _kind(block: Block, kernel: Kernel) -> str:
-    """The kind of a kernel's first collective, "" of work."""
-    step = kernel.instruction(block)
-    moved = step.collectives if isinstance(step, Move) else ()
-    return moved[kernel.part].kind if moved else ""
+        return frozenset(k for k, kind in found.items() if kind in taken[: runs - 1])
 
 
 @dataclass(frozen=True)
@@ -696,19 +673,38 @@ def in_two_streams(
     return Streams(spent, beside, starts, crossing, adding)
 
 
-def beside_moves(stored: Stored, timed: Timed) -> Stored:
-    """Kernels of a block in the order in which XLA's latency-hiding scheduler leaves them."""
-    kernels = stored.kernels
+def beside_moves(
+    stored: Stored, timed: Timed, elsewhere: Mapping[str, PieceTime] | None = None
+) -> Stored:
+    """Kernels of a block in the order in which XLA's latency-hiding scheduler leaves them.
+
+    `elsewhere` are the times of pieces that are made outside of the loop that they come from.
+    """
+    kernels, times = stored.kernels, elsewhere or {}
     at = {_identity(k): n for n, k in enumerate(timed.kernels)}
-    places = [at.get(_identity(k)) for k in kernels]
-    known = Known(
-        [0.0 if n is None else timed.known.takes[n] for n in places],
-        frozenset(k for k, n in enumerate(places) if n in timed.known.products),
-        timed.known.guessed,
-    )
-    beside = [n is not None and timed.streams.beside[n] for n in places]
+    takes, products, beside = list[float](), set[int](), list[bool]()
+    for k, kernel in enumerate(kernels):
+        n = at.get(_identity(kernel))
+        own = [times[m] for m in kernel.makes if m in times] if n is None else []
+        takes.append(sum(t.seconds for t in own) if n is None else timed.known.takes[n])
+        beside.append(any(t.is_beside for t in own) if n is None else timed.streams.beside[n])
+        if n in timed.known.products or any(t.is_product for t in own):
+            products.add(k)
+    known = Known(takes, frozenset(products), timed.known.guessed)
     order = _latency_hiding_order(kernels, _needs(kernels), beside, known)
     return replace(stored, kernels=tuple(kernels[k] for k, is_end in order if not is_end))
+
+
+def piece_times(timed: Timed, nbytes: Mapping[str, int]) -> dict[str, PieceTime]:
+    """By piece, its share of the time of the kernel that makes it, by its bytes."""
+    found: dict[str, PieceTime] = {}
+    for k, kernel in enumerate(timed.kernels):
+        whole = sum(nbytes.get(name, 0) for name in kernel.makes)
+        for name in kernel.makes:
+            share = nbytes.get(name, 0) / whole if whole else 1 / len(kernel.makes)
+            seconds = share * timed.known.takes[k]
+            found[name] = PieceTime(seconds, k in timed.known.products, timed.streams.beside[k])
+    return found
 
 
 def _identity(kernel: Kernel) -> tuple[int, int] | tuple[str, ...]:
@@ -740,7 +736,9 @@ def _latency_hiding_order(
     3. A start whose time has come goes first where another collective waits for it, and last where
        no collective is ahead of it.
     4. What has the longest collectives ahead of it goes first, if times are known.
-    5. The last in the given order goes first.
+    5. What takes closest to the time that is left of the collective under way goes first, if times
+       are known. (XLA counts what is ready in a moment here, too, of which we know too little.)
+    6. The last in the given order goes first.
 
     What loops' first trips make early stands as early as it can: it begins with a gather. Raises
     GraphError where kernels wait for each other.
@@ -754,8 +752,8 @@ def _latency_hiding_order(
     for n in chain.from_iterable(needs):
         readers[n] += 1
 
-    # Heaps of kernels that nobody before them waits for, as (-ahead, -kernel), the best first.
-    work: list[tuple[float, int]] = []
+    # Kernels that nobody before them waits for; of ends, heaps of (-ahead, -kernel).
+    work = _Work(ahead, takes)
     soon: list[tuple[float, float, int]] = []  # work behind the time at which it is ready
     ends: list[tuple[float, int]] = []
     first: list[int] = []
@@ -788,11 +786,11 @@ def _latency_hiding_order(
             under_way = now + takes[k], k
             order.append((k, True))
         while soon and soon[0][0] <= now:
-            heapq.heappush(work, heapq.heappop(soon)[1:])
+            work.add(-heapq.heappop(soon)[2])
         if under_way is not None:
             at, k = under_way
             if work:
-                is_deeper = 0 < ahead[k] and -ahead[k] < work[0][0]
+                is_deeper = 0 < ahead[k] and ahead[k] > work.most_ahead
                 starts = at <= now and (bool(ends) or is_deeper)
             else:
                 starts = not soon or at <= soon[0][0]
@@ -802,7 +800,8 @@ def _latency_hiding_order(
                 continue
         began = now
         if work:
-            k = -heapq.heappop(work)[1]
+            left = under_way[0] - now if under_way is not None and not known.guessed else 0.0
+            k = work.take(left if left > 0 else None)
         elif soon:
             began, _, k = heapq.heappop(soon)
             k = -k
@@ -813,6 +812,60 @@ def _latency_hiding_order(
     if waiting := len(kernels) - sum(not is_end for _, is_end in order):
         raise GraphError(f"{waiting} of {len(kernels)} kernels wait for each other")
     return order[::-1]
+
+
+class _Work:
+    """Kernels that are ready, by the seconds of collectives ahead of them and what they take."""
+
+    def __init__(self, ahead: Sequence[float], takes: Sequence[float]) -> None:
+        self._ahead, self._takes = ahead, takes
+        self._depths: list[float] = []  # a heap, the deepest first
+        self._by_time: dict[float, list[tuple[float, int]]] = {}
+        self._by_place: dict[float, list[int]] = {}
+        self._taken = set[int]()
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    @property
+    def most_ahead(self) -> float:
+        """The seconds of collectives ahead of the deepest."""
+        while not self._by_time[-self._depths[0]]:
+            heapq.heappop(self._depths)
+        return -self._depths[0]
+
+    def add(self, k: int) -> None:
+        """A kernel becomes ready."""
+        depth = self._ahead[k]
+        found = self._by_time.setdefault(depth, [])
+        if not found:
+            heapq.heappush(self._depths, -depth)
+            self._by_place[depth] = []
+        insort(found, (self._takes[k], k))
+        heapq.heappush(self._by_place[depth], -k)
+        self._count += 1
+
+    def take(self, seconds: float | None) -> int:
+        """Of the deepest, the one that takes closest to so long; the last where no time counts."""
+        depth = self.most_ahead
+        found = self._by_time[depth]
+        if seconds is None:
+            places = self._by_place[depth]
+            while -places[0] in self._taken:
+                heapq.heappop(places)
+            k = -places[0]
+        else:
+            at = bisect_right(found, (seconds, len(self._takes)))
+            able = found[at - 1 : at]
+            if at < len(found):
+                longer = bisect_right(found, (found[at][0], len(self._takes)))
+                able.append(found[longer - 1])
+            k = min(able, key=lambda t: (abs(t[0] - seconds), -t[1]))[1]
+        found.pop(bisect_left(found, (self._takes[k], k)))
+        self._taken.add(k)
+        self._count -= 1
+        return k
 
 
 def _needs(kernels: Sequence[Kernel]) -> list[list[int]]:

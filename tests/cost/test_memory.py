@@ -217,7 +217,8 @@ def test_a_loop_on_gpus_holds_what_it_gathers_for_the_next_trip() -> None:
         for listing in (many, once)
     }
     gathered, product = 4096 * 4096 * 4, 512 * 4096 * 4
-    more = gathered + SPARE_OF_TRIPS * (gathered + product)
+    # A trip has its own weights until its product is made, while it gathers those of the next.
+    more = gathered + SPARE_OF_TRIPS * (2 * gathered + product)
     assert peaks["gpu", True] - peaks["gpu", False] == pytest.approx(more * (1 + SPARE_SHARE))
     assert peaks["tpu", True] == peaks["tpu", False]
 
@@ -262,10 +263,10 @@ def test_a_loop_holds_its_stacks_and_its_body() -> None:
 @pytest.mark.parametrize("kind", ["all-reduce", "reduce-scatter", ""])
 @pytest.mark.parametrize("gathers", [False, True])
 @pytest.mark.parametrize("wide", [64, 4096])
-def test_a_trip_that_is_taken_out_of_its_loop_begins_before_it(
+def test_a_loop_holds_what_its_trips_hand_on_and_its_stacks_once(
     kind: str, gathers: bool, wide: int
 ) -> None:
-    """XLA does so where what the loop stacks is summed over devices, and a trip gathers."""
+    """XLA gathers for the next trip, and reduces what the one before made."""
     text = f"""graph g(%x: f32[64,{wide}], %y: f32[{wide},64], %z: f32[64,64], %xs: f32[8,64,64]) {{
       %w: f32[64,{wide}] = dot_general(%z, %x) forward {DOT}
       %c: f32[64,64] = dot_general(%w, %y) forward {DOT}
@@ -305,68 +306,14 @@ def test_a_trip_that_is_taken_out_of_its_loop_begins_before_it(
         graph, Listing(block, (whole, whole, whole, stack), (whole, stack)), Sizes(graph, mesh)
     )
     beside = answer.peak_bytes - answer.argument_bytes
-    # In the loop: its results, of which %r takes the buffer of %c, the slice of a trip and %u and
-    # %q, or %u, %q and %s, and holes between them. What the first trip made before it began is held
-    # there but once, and what the next one reads is gathered.
-    in_loop = (1 + 8 + gathers) * PIECE + int(3 * PIECE * (1 + SPARE_OF_TRIPS))
-    # While %c is made: %w, %c (a long sum is cut into parts of 128, each of a piece), and of the
-    # first trip %u, which does not wait for it: all of it if it comes of a gather, else a part.
-    early = (PIECE if gathers else PIECE * 3 // 4) if kind else 0
-    before = (wide // 64 + 1 + wide // 128) * PIECE + early
-    assert beside == spared(max(in_loop, before))
-
-
-def test_gradients_of_trips_side_by_side_wait_for_those_of_the_other() -> None:
-    """Each trip's products that make gradients run late: what they read is held till then."""
-
-    def scan(first: str, made: str) -> str:
-        return f"""{made}: f32[64,64], {made}s: f32[8,64,64], {made}t: f32[8,64,64] = scan({first}, %xs) backward {{length=8, num_consts=0, num_carry=1, reverse=False, unroll=1}} [
-        graph body({made}h: f32[64,64], {made}v: f32[64,64]) {{
-          {made}q: f32[64,64] = dot_general({made}h, {made}v) backward {DOT}
-          {made}p: f32[64,64] = dot_general({made}q, {made}v) backward {DOT}
-          {made}1: f32[64,64] = dot_general({made}q, {made}h) backward {DOT}
-          {made}2: f32[64,64] = dot_general({made}p, {made}h) backward {DOT}
-          return {made}p, {made}1, {made}2
-        }}
-      ]"""  # noqa: E501
-
-    graph = attach_rules(
-        parse_graph(
-            f"""graph g(%c: f32[64,64], %d: f32[64,64], %xs: f32[8,64,64]) {{
-      {scan("%c", "%r")}
-      {scan("%d", "%e")}
-      return %rs, %rt, %es, %et
-    }}"""
-        ),
-        RuleBook(),
-    )
-    mesh, whole, stack = MeshShape(("data",), (8,)), replicated(2), replicated(3)
-
-    def loop(at: int, first: str, made: str) -> Loop:
-        pairs = ("%h", "%v"), ("%q", "%v"), ("%q", "%h"), ("%p", "%h")
-        results = "%q", "%p", "%s.raw", "%t.raw"
-        runs = tuple(
-            LocalOp((at, 0, i), pair, (result,), (whole, whole), (whole,))
-            for i, (pair, result) in enumerate(zip(pairs, results, strict=True))
-        )
-        sums = (
-            moved("%s", "%s.raw", "all-reduce", mesh),
-            moved("%t", "%t.raw", "reduce-scatter", mesh),
-        )
-        body = Block(("%h", "%v"), (*runs, *sums), ("%p", "%s", "%t"))
-        stacked = made, f"{made}s", f"{made}t"
-        return Loop((at,), (first, "%xs"), stacked, (whole, stack, stack), (body,), 8)
-
-    steps = loop(0, "%c", "%r"), loop(1, "%d", "%e")
-    outputs = "%rs", "%rt", "%es", "%et"
-    block = Block(("%c", "%d", "%xs"), steps, outputs)
-    answer = held_bytes(
-        graph, Listing(block, (whole, whole, stack), (stack,) * 4), Sizes(graph, mesh)
-    )
-    # In the second loop's trips: both loops' stacks, what it carries, %q, %p, one gradient before
-    # and after its sum; and of its first trip %q and %p, of which the gradients are made.
-    beside = (4 * 8 + 1 + 2) * PIECE + int(4 * PIECE * (1 + SPARE_OF_TRIPS))
-    assert answer.peak_bytes - answer.argument_bytes == spared(beside)
+    # In the loop: its results, of which %r takes the buffer of %c, and what a trip holds: %u, %q
+    # and %s, or the slice of a trip in place of %s, what the next one reads, and what the one
+    # before left. Trips in front of the loop and behind it find room in the stack's place.
+    pieces = 3 + bool(kind) + gathers
+    in_loop = (1 + 8) * PIECE + int(pieces * PIECE * (1 + SPARE_OF_TRIPS))
+    # While %c is made: %w and %c (a long sum is cut into parts of 128, each of a piece).
+    before = (wide // 64 + 1 + wide // 128) * PIECE
+    assert beside == pytest.approx(spared(max(in_loop, before)), abs=2)
 
 
 def test_one_number_that_a_loop_reads_everywhere_is_made_in_its_body() -> None:

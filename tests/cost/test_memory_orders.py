@@ -9,10 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cluster.chip import Platform
-from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
+from autopar.cost.kernels import Kernel, Sizes, Stored, is_product, is_reduction, stored_kernels
 from autopar.cost.liveness import most_bytes
 from autopar.cost.memory import held_bytes
-from autopar.cost.order import COMBINED_BYTES, ahead, combined, depth_first, least_first
+from autopar.cost.order import (
+    COMBINED_BYTES,
+    ahead,
+    combined,
+    depth_first,
+    least_first,
+    post_order,
+    with_siblings,
+)
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Fence, Listing, LocalOp
 from tests.cost.test_memory import ONE, dot, element, graph_of, listing
@@ -51,10 +59,42 @@ def test_every_order_runs_each_kernel_once_and_after_what_it_reads(data: st.Data
         for k, name in enumerate(names)
     ]  # fmt: skip
     step = stored(*kernels, kept=names[-1])
-    for order in (least_first(step), depth_first(step, (names[-1],)), ahead(step)):
+    ends = (names[-1],)
+    for order in (least_first(step), depth_first(step, ends), post_order(step, ends), ahead(step)):
         assert sorted(made(order)) == sorted(names)
         place = {name: k for k, name in enumerate(made(order))}
         assert all(place[r] < place[k.makes[0]] for k in order.kernels for r in k.reads)
+
+
+def test_xla_also_tries_the_order_in_which_it_visits_a_program() -> None:
+    # The first operand of what is returned runs first, however small it is, and whole: the greedy
+    # order has both large ones at once, and the depth-first one the larger branch before.
+    step = stored(
+        ("a", "", 1), ("b", "", 9), ("A", "a", 90), ("B", "b", 99), ("c", "A", 1), ("d", "B", 1),
+        ("e", "cd", 1), kept="e",
+    )  # fmt: skip
+    step = replace(step, visits={name: k for k, name in enumerate("aAcbBde")})
+    assert made(post_order(step, ("e",))) == "aAcbBde"
+    assert made(depth_first(step, ("e",))) == "bBdaAce"
+
+
+def test_element_wise_work_that_reads_the_same_runs_as_one() -> None:
+    # Of two trips side by side each turns its own product over, and both read the bias.
+    step = stored(
+        ("p", "", 64), ("t", "pb", 64), ("q", "", 64), ("u", "qb", 64), ("y", "t", 1),
+        ("z", "u", 1), kept="yz",
+    )  # fmt: skip
+    shapes = [(8, 8) if kernel.makes[0] in "tu" else None for kernel in step.kernels]
+    joined = with_siblings(step, shapes)
+    assert [k.makes for k in joined.kernels] == [("p",), ("q",), ("t", "u"), ("y",), ("z",)]
+    assert with_siblings(step, [None] * len(shapes)) == step
+    # A look-up that only a collective reads runs by itself.
+    reduced = [
+        replace(k, group=("all-reduce", ("data",), "float32")) if k.makes == ("z",)
+        else replace(k, picks=k.makes == ("u",), is_light=True)
+        for k in step.kernels
+    ]  # fmt: skip
+    assert len(with_siblings(replace(step, kernels=tuple(reduced)), shapes).kernels) == 6
 
 
 def test_a_gather_starts_three_collectives_before_its_reader() -> None:
@@ -257,6 +297,30 @@ def test_a_product_with_one_dim_of_batch_takes_its_sums_first_or_last(
         returns='%y "y"',
     )
     assert kernels_of(graph) == [("%s",), (copy,), ("%y",)]
+
+
+@pytest.mark.parametrize(("rows", "terms", "reduces"), [(1, 16, True), (2, 16, False),
+                                                        (1, 2**20, False)])  # fmt: skip
+def test_a_product_with_vectors_computes_what_it_reads(
+    rows: int, terms: int, reduces: bool
+) -> None:
+    """XLA makes a multiplication and a reduction of it, but of large matrices."""
+    right = f"%b: f32[4,{rows},{terms}]" if rows > 1 else f"%b: f32[4,{terms}]"
+    made = f"f32[4,{rows},16]" if rows > 1 else "f32[4,16]"
+    graph = graph_of(
+        f"%e: f32[4,{terms},16] = exp(%a) forward",
+        f"%y: {made} = dot_general(%b, %e) forward "
+        f"{{dimension_numbers=((({2 if rows > 1 else 1},), (1,)), ((0,), (0,)))}}",
+        inputs=f'%a: f32[4,{terms},16] batch "a",\n{right} batch "b"',
+        returns='%y "y"',
+    )
+    product = graph.ops[-1]
+    assert is_reduction(product) is reduces
+    assert is_product(product) is not reduces
+    kernels = stored_kernels(
+        listing(graph).block, Sizes(graph, ONE), {"%a": 1, "%b": 1}, lambda *_: 0
+    ).kernels
+    assert [k.makes for k in kernels] == ([("%y",)] if reduces else [("%e",), ("%y",)])
 
 
 def test_an_outer_product_is_computed_in_its_readers() -> None:

@@ -114,6 +114,15 @@ def placed(
     return in_two_streams(kernels, spent, on_wires, Known([s.total for s in spent]), crossing)
 
 
+def test_what_fits_the_rest_of_a_collective_runs_beside_it() -> None:
+    # Seen from the end 10 s of the reduction are left, then 3, then 1: what takes closest to that
+    # runs, in place of the last in order.
+    kernels = [kernel(at, frozenset()) for at in range(4)]
+    spent = [Seconds(0.0, 10.0, 10.0), Seconds(7.0), Seconds(1.0), Seconds(2.0)]
+    starts = placed(kernels, spent, [True, False, False, False]).starts
+    assert sorted((1, 2, 3), key=starts.__getitem__) == [2, 3, 1]
+
+
 def longest(kernels: list[Kernel], spent: list[Seconds]) -> float:
     ends: dict[str, float] = {}
     for k, s in zip(kernels, spent, strict=True):

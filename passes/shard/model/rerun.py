@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autopar.cost.kernels import Kernel, Pieces, Stored
+from autopar.cost.kernels import COPY, Kernel, Pieces, Stored
 from autopar.cost.memory import StepKernels, region_of
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Block, LocalOp, Loop, Move
@@ -58,7 +58,7 @@ class Passes:
         """The pieces of some values that the forward pass makes; a copy is of what it copies."""
         found = set[str]()
         for _, kernel, is_backward in self.walked():
-            copied = kernel.at < 0 and any(self.value_of.get(r) in values for r in kernel.reads)
+            copied = kernel.at == COPY and any(self.value_of.get(r) in values for r in kernel.reads)
             for name in () if is_backward else kernel.makes:
                 if self.value_of[name] in values if name in self.value_of else copied:
                     found.add(name)
@@ -112,8 +112,8 @@ class Rerun:
         """The kernels in order, and their pieces."""
         entries = {b.backward: b for b in self._scans.values()}
         dropped = _NONE.union(*(b.dropped for b in self._scans.values()))
-        for name, value in self._passes.value_of.items():
-            if name in self._nbytes and value in dropped:
+        for name in self._nbytes:  # the stack of a trip outside its loop ends in the stack's name
+            if self._passes.value_of.get(name.rsplit(" ", 1)[-1]) in dropped:
                 self._nbytes[name] = 0
         for at, kernel, is_backward in self._passes.walked():
             scan = self._scan(kernel)
