@@ -435,7 +435,8 @@ class _Walk:
         piece_of = dict(zip(map(str, graph.outputs), program.block.outputs, strict=True))
         summed = {p for a in accumulators if (p := piece_of[a.value]) is not None}
         again = {name for kernel in stored.kernels for name in kernel.reads}
-        nbytes = {name: sums.widened.get(name, n) for name, n in stored.nbytes.items()}
+        stored = sums.with_adding(stored, program.block, self._sizes)
+        nbytes = dict(stored.nbytes)
         for kernel in stored.kernels:
             mine = summed.difference(again) if kernel.is_light else sums.products
             nbytes.update(dict.fromkeys(mine.intersection(kernel.makes), 0))

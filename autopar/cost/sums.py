@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from autopar.cost.kernels import Kernel, Pieces, Sizes, is_product
+from autopar.cost.kernels import COPY, Kernel, Pieces, Sizes, Stored, is_product
 from autopar.ir.added_products import added_products
 from autopar.ir.batching import Accumulator
 from autopar.ir.graph import Graph
-from autopar.ir.listing import Listing
+from autopar.ir.listing import Block, Listing, LocalOp
 from autopar.ir.values import item_bytes
 
 
@@ -30,6 +30,33 @@ class AddedSums:
     def adds(self, kernel: Kernel) -> bool:
         """True if a kernel adds what it makes to sums itself: element-wise work always does."""
         return kernel.is_light or not self.products.isdisjoint(kernel.makes)
+
+    def with_adding(self, stored: Stored, block: Block, sizes: Sizes) -> Stored:
+        """The kernels, and one for each sum that no other adds to.
+
+        What a convolution makes XLA for GPUs turns over on the way, into a buffer beside the sum.
+        """
+        kernels = list(stored.kernels)
+        nbytes = {name: self.widened.get(name, n) for name, n in stored.nbytes.items()}
+        for kernel in stored.kernels:
+            step = kernel.instruction(block)
+            turns = isinstance(step, LocalOp) and sizes.op(step.equation).kind == _CONVOLUTION
+            for name in () if self.adds(kernel) else kernel.makes:
+                if (added := self.nbytes.get(name)) is not None:
+                    beside = added if turns and sizes.platform == "gpu" else 0
+                    made = f"{_SUM}{name}"
+                    kernels.append(Kernel(COPY, (made,), frozenset((name,)), beside))
+                    nbytes[made] = 0
+        return replace(stored, kernels=tuple(kernels), nbytes=nbytes)
+
+    def added_by(self, kernel: Kernel) -> str:
+        """The piece that a kernel does nothing but add to a sum; "" for any other kernel."""
+        made = kernel.makes[0] if kernel.at == COPY else ""
+        return made.removeprefix(_SUM) if made.startswith(_SUM) else ""
+
+
+_SUM = "sum of "
+_CONVOLUTION = "conv_general_dilated"
 
 
 def added_sums(

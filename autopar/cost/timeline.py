@@ -167,12 +167,16 @@ class KernelTimes:
 
     def seconds(self, kernel: Kernel) -> Seconds:
         """Seconds of one run of a kernel, with its collectives wholly exposed."""
+        if name := self._sums.added_by(kernel):
+            added, turned = self._sums.nbytes[name], kernel.scratch_bytes
+            taken = self._prices.elementwise(self._stored.nbytes[name] + 2 * added)
+            return Seconds(taken + (self._prices.elementwise(2 * turned) if turned else 0.0))
         if kernel.at < 0:  # a copy
             copied = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
             return Seconds(self._prices.elementwise(2 * copied + kernel.wasted_bytes))
         if self._sums.views.issuperset(kernel.makes):
             return Seconds()
-        return self._own(kernel) + self._added_apart(kernel)
+        return self._own(kernel)
 
     def _own(self, kernel: Kernel) -> Seconds:
         step = self._block.instructions[kernel.at]
@@ -181,14 +185,6 @@ class KernelTimes:
         if isinstance(step, LocalOp):
             return self._run(step, kernel)
         return Seconds()
-
-    def _added_apart(self, kernel: Kernel) -> Seconds:
-        """Seconds of kernels that add what another made to a sum."""
-        added, nbytes = self._sums.nbytes, self._stored.nbytes
-        if self._sums.adds(kernel):
-            return Seconds()
-        moved = sum(nbytes.get(n, 0) + 2 * added[n] for n in kernel.makes if n in added)
-        return Seconds(self._prices.elementwise(moved)) if moved else Seconds()
 
     def _moved(self, kernel: Kernel) -> int:
         """Bytes that a kernel loads and stores; of sums that it adds to itself, both."""
@@ -437,6 +433,8 @@ class _Timer:
     def block(self, block: Block, given: Mapping[str, int]) -> Timed:
         """The whole of a block on two streams."""
         stored = stored_kernels(block, self._sizes, given, _nothing_inside)
+        if self._sums.nbytes:
+            stored = self._sums.with_adding(stored, block, self._sizes)
         stored = depth_first(combined(stored), block.outputs)
         times = KernelTimes(self._sizes, self._prices, block, stored, self._sums)
         spent: list[Seconds] = []
@@ -572,22 +570,20 @@ class Streams:
     """Kernels in time: what each takes by itself, whether it runs `beside` work on the wires.
 
     Kernel k starts `starts[k]` seconds after the first. Those `crossing` belong to another trip of
-    a loop: nothing here waits for them, nor they for anything. `adding` are the times in which what
-    collectives made is added to sums.
+    a loop: nothing here waits for them, nor they for anything.
     """
 
     spent: Sequence[Seconds]
     beside: Sequence[bool]
     starts: Sequence[float]
     crossing: frozenset[int] = frozenset()
-    adding: Sequence[tuple[float, float]] = ()
 
     @property
     def seconds(self) -> Seconds:
         """Seconds of all together; raises GraphError if that cannot be."""
         total = sum(self.spent, Seconds())
         if any(self.beside):
-            waiting = max(end for _, end in (*self.spans, *self.adding)) - total.compute
+            waiting = max(end for _, end in self.spans) - total.compute
             for k, alone in enumerate(self.alone if self.crossing else ()):
                 across = self.across(k, alone)
                 total = replace(total, across=total.across + across)
@@ -619,8 +615,7 @@ class Streams:
         """The seconds of each kernel's collectives that run while no work does."""
         spans = self.spans
         rows = zip(spans, self.beside, strict=True)
-        own = [s for s, beside in rows if not beside and s[0] < s[1]]
-        work = sorted([*own, *self.adding])
+        work = sorted(s for s, beside in rows if not beside and s[0] < s[1])
         found = [s.exposed for s in self.spent]
         first = 0
         for start, k in sorted((spans[k][0], k) for k, beside in enumerate(self.beside) if beside):
@@ -655,22 +650,18 @@ def in_two_streams(
         for k, need in enumerate(_needs(kernels))
     ]
     starts, ends = [0.0] * len(kernels), [0.0] * len(kernels)
-    adding = list[tuple[float, float]]()
     turn = work = wires = 0.0  # how far the order has come, and when each stream is free
     for k, is_end in _latency_hiding_order(kernels, needs, beside, known):
         if is_end:
             turn = turn if k in crossing else max(turn, ends[k])
             work = max(work, turn)
-            if spent[k].compute:
-                adding.append((work, work + spent[k].compute))
-                work += spent[k].compute
             continue
         starts[k] = max([turn, wires if beside[k] else work, *(ends[n] for n in needs[k])])
         if beside[k]:
             wires = ends[k] = starts[k] + spent[k].communication
         else:
             turn = work = ends[k] = starts[k] + spent[k].total
-    return Streams(spent, beside, starts, crossing, adding)
+    return Streams(spent, beside, starts, crossing)
 
 
 def beside_moves(

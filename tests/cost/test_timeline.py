@@ -298,13 +298,13 @@ def test_work_behind_the_end_of_a_collective_waits_for_it() -> None:
 
 def test_what_a_collective_made_is_added_to_a_sum_by_work_behind_it() -> None:
     """Other work hides a part of the second one only: the first is added while that runs."""
-    kernels = [kernel(k, frozenset()) for k in range(2)]
-    spent = [Seconds(1.0, 4.0, 4.0), Seconds(1.0, 3.0, 3.0)]
-    streams = placed(kernels, spent, [True, True])
-    assert streams.spans == [(3.0, 7.0), (0.0, 3.0)]
-    assert [*streams.adding] == [(3.0, 4.0), (7.0, 8.0)]
+    kernels = [kernel(0, frozenset()), kernel(1, frozenset())]
+    kernels += [kernel(2, frozenset({0})), kernel(3, frozenset({1}))]
+    spent = [Seconds(0.0, 4.0, 4.0), Seconds(0.0, 3.0, 3.0), Seconds(1.0), Seconds(1.0)]
+    streams = placed(kernels, spent, [True, True, False, False])
+    assert streams.spans == [(3.0, 7.0), (0.0, 3.0), (7.0, 8.0), (3.0, 4.0)]
     assert streams.seconds == Seconds(2.0, 7.0, 6.0)
-    assert streams.alone == [3.0, 3.0]
+    assert streams.alone == [3.0, 3.0, 0.0, 0.0]
 
 
 def test_what_a_first_trip_makes_early_stands_at_the_beginning() -> None:

@@ -124,6 +124,45 @@ def three_products(weights: list[jax.Array], batch: jax.Array) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights)), ()
 
 
+def convolved(weight: jax.Array, batch: jax.Array) -> Any:
+    """A step of one convolution."""
+
+    def loss(weight: jax.Array) -> jax.Array:
+        dims = ("NHWC", "HWIO", "NHWC")
+        made = jax.lax.conv_general_dilated(batch, weight, (1, 1), "SAME", dimension_numbers=dims)
+        return jnp.mean(jnp.tanh(made) ** 2)
+
+    return weight - 0.1 * jax.grad(loss)(weight), ()
+
+
+def backward_of_a_convolution(cluster: str) -> tuple[Planned, Part, PartCost]:
+    """The only backward part of the step on one device; its sum takes 36 MiB, its gradient 18."""
+    step = autopar.parallelize(convolved, cluster=cluster, microbatches=4, cache=False)
+    weight = jax.ShapeDtypeStruct((3, 3, 1024, 1024), jnp.float16)
+    planned = step.planned(weight, jax.ShapeDtypeStruct((16, 4, 4, 1024), jnp.float16))
+    ((part, cost),) = costs_of(planned, PartKind.BACKWARD)
+    return planned, part, cost
+
+
+@pytest.mark.parametrize(("cluster", "beside"), [("1xv100", 36 + 18), ("1xcpu", 18)])
+def test_what_a_convolution_adds_is_turned_over_beside_its_sum(cluster: str, beside: int) -> None:
+    """XLA for GPUs adds it up in a buffer of its own, which it copies to that of the sum."""
+    _, part, cost = backward_of_a_convolution(cluster)
+    assert [a.dtype for a in part.accumulators] == ["f32"]
+    assert cost.working_bytes == pytest.approx(beside * 2**20, rel=0.06)
+
+
+@needs_gpu_compiler
+def test_a_gpu_compiler_turns_over_what_a_convolution_adds() -> None:
+    planned, _, cost = backward_of_a_convolution("1xv100")
+    whole = autopar.Cluster.parse("1xv100")
+    (backward,) = (p for p in programs_of(planned, whole, Target.of(whole)) if p.name == "B0")
+    export: Any = backward.export
+    compiled = compile_ahead(export())
+    held = compiled.peak_bytes - compiled.argument_bytes
+    assert cost.working_bytes == pytest.approx(held, rel=0.1)
+
+
 def ratios(cluster: str) -> dict[str, float]:
     """Planned over compiled peak of every part of the loop."""
     planned = planned_for(cluster)
