@@ -42,10 +42,14 @@ def gathers(plan: autopar.Plan) -> int:
     return sum(t.count for t in plan.prediction.traffic if t.kind == "all-gather")
 
 
-def planned(method: str = "auto", memory_gb: float | None = None) -> autopar.Plan:
+def planned(
+    method: str = "auto", memory_gb: float | None = None, width: int = WIDTH, batch: int = BATCH
+) -> autopar.Plan:
+    weight = jax.ShapeDtypeStruct((width, width), jnp.float32)
+    x = jax.ShapeDtypeStruct((batch, width), jnp.float32)
     return autopar.plan(
-        step, *arguments(), cluster="8xh100", mesh=(8,), pins=PINS, method=method,
-        memory_gb=memory_gb,
+        step, dict.fromkeys(map(str, range(LAYERS)), weight), x, cluster="8xh100", mesh=(8,),
+        pins=PINS, method=method, memory_gb=memory_gb,
     )  # fmt: skip
 
 
@@ -62,9 +66,13 @@ def test_a_recipe_gathers_as_its_textbook_has_it() -> None:
 
 
 def test_where_memory_binds_they_are_gathered_again() -> None:
-    roomy = planned()
-    tight = planned(memory_gb=(roomy.prediction.peak_bytes - 1) / 2**30)
+    """Of layers with so much work that weights are gathered one after the other."""
+    roomy = planned(width=2048, batch=8192)
+    assert roomy.sharding.reuse_gathered
+    limit = (roomy.prediction.peak_bytes - 1) / 2**30
+    tight = planned(memory_gb=limit, width=2048, batch=8192)
     assert not tight.sharding.reuse_gathered
+    assert gathers(tight) == 2 * LAYERS - 1
     assert tight.prediction.peak_bytes < roomy.prediction.peak_bytes
 
 
