@@ -174,7 +174,7 @@ class KernelTimes:
         if kernel.at < 0:  # a copy
             copied = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
             return Seconds(self._prices.elementwise(2 * copied + kernel.wasted_bytes))
-        if self._sums.views.issuperset(kernel.makes):
+        if not self._sums.views.isdisjoint(kernel.makes):
             return Seconds()
         return self._own(kernel)
 
