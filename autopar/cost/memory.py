@@ -416,12 +416,13 @@ class _Walk:
         Each result of a part has a buffer of its own.
         """
         given, outside = self.around(graph, program)
-        block, stored = program.block, self.kernels(program.block, given)
+        block = program.block
+        stored = self.joined(block, self.unrolled(block, given))
         apart = _NONE
         if sums is not None:
             stored = self._with_sums(graph, program, stored, sums)
             apart = stored.kept.difference(outside)
-        return given, _scheduled(block, stored, outside, self.timed(block), apart, self.elsewhere)
+        return given, self.busiest(block, stored, outside, apart)
 
     def _with_sums(
         self, graph: Graph, program: Listing, stored: Stored, accumulators: Sequence[Accumulator]
@@ -466,24 +467,14 @@ class _Walk:
     def busiest(
         self,
         block: Block,
-        given: Mapping[str, int],
+        stored: Stored,
         outside: Collection[str],
-        slices: Mapping[str, int] | None = None,
-        stacked: Pieces = frozenset(),
+        apart: Collection[str] = (),
+        entering: tuple[str, ...] = (),
     ) -> Moment:
-        """The moment of a block, its loops at their own moments."""
-        stored = self.kernels(block, given, slices, stacked)
-        return _scheduled(block, stored, outside, self.timed(block), (), self.elsewhere)
-
-    def kernels(
-        self,
-        block: Block,
-        given: Mapping[str, int],
-        slices: Mapping[str, int] | None = None,
-        stacked: Pieces = _NONE,
-    ) -> Stored:
-        """The kernels of a block, collectives combined, in no order yet."""
-        return self.joined(block, self.unrolled(block, given, slices, stacked))
+        """The moment of a block with such kernels, its loops at their own moments."""
+        timed = self.timed(block)
+        return _scheduled(block, stored, outside, timed, apart, self.elsewhere, entering)
 
     def joined(self, block: Block, stored: Stored) -> Stored:
         """The kernels of which several run as one joined: collectives, and element-wise work."""
@@ -557,7 +548,8 @@ class _Walk:
         body = loop.bodies[b]
         flow = op.control_flow
         if flow is None or flow.kind != "scan":
-            return self.busiest(body, dict.fromkeys(body.inputs, 0), body.inputs)
+            stored = self.unrolled(body, dict.fromkeys(body.inputs, 0))
+            return self.busiest(body, self.joined(body, stored), body.inputs)
         sizes = entering(flow, loop, b, nbytes)
         ports = flow.inputs[b]
         slices = {n: sizes[n] for n, p in zip(body.inputs, ports, strict=True) if p.by_row}
@@ -566,14 +558,12 @@ class _Walk:
         carried = {o for o, port in left if port.is_carry}
         stacked = frozenset(o for o, port in left if not port.is_carry) - carried
         stored = self.unrolled(body, given, slices, stacked)
+        if self._sizes.platform != "gpu" or loop.runs == 1:
+            return self.busiest(body, self.joined(body, stored), given)
         leaving = self._leaving(loop, flow, b, stored)
         steady = steady_trip(stored, leaving)
-        moment = _scheduled(
-            body, self.joined(body, steady.stored), given, self.timed(body), (), self.elsewhere,
-            steady.entering,
-        )  # fmt: skip
-        if self._sizes.platform != "gpu" or loop.runs == 1:
-            return moment
+        joined = self.joined(body, steady.stored)
+        moment = self.busiest(body, joined, given, entering=steady.entering)
         if leaving != Leaving():
             self._crossed[loop.results] = stored, leaving
         spare = int(moment.nbytes * SPARE_OF_TRIPS)
@@ -581,8 +571,6 @@ class _Walk:
 
     def _leaving(self, loop: Loop, flow: ControlFlow, b: int, body: Stored) -> Leaving:
         """The kernels of a scan that XLA runs in another trip."""
-        if self._sizes.platform != "gpu" or loop.runs == 1:
-            return Leaving()
         block = loop.bodies[b]
         is_light = [self._is_light(kernel.instruction(block)) for kernel in body.kernels]
         able = able_to_cross(block, body.kernels, flow, b, is_light)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from autopar.cost.kernels import Kernel, Stored
 
@@ -160,7 +161,7 @@ def with_siblings(stored: Stored, shapes: Sequence[tuple[int, ...] | None]) -> S
     if not joined:
         return stored
     left = [kernel for kernel in kernels if kernel.makes]
-    order = _visited(_needed(left), range(len(left)))
+    order = _visited(needed(left), range(len(left)))
     return replace(stored, kernels=tuple(left[k] for k in order))
 
 
@@ -253,7 +254,7 @@ def depth_first(stored: Stored, outputs: Sequence[str | None]) -> Stored:
     """
     kernels = stored.kernels
     made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
-    needs = _needed(kernels)
+    needs = needed(kernels)
     rank = _ranks(kernels, needs, _visited(needs, range(len(needs))), stored.nbytes)
     for need in needs:
         need.sort(key=rank.__getitem__)
@@ -262,7 +263,7 @@ def depth_first(stored: Stored, outputs: Sequence[str | None]) -> Stored:
     return lightened(replace(stored, kernels=tuple(kernels[k] for k in order)))
 
 
-def _needed(kernels: Sequence[Kernel]) -> list[list[int]]:
+def needed(kernels: Sequence[Kernel]) -> list[list[int]]:
     """The kernels whose results each kernel reads."""
     made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
     return [
@@ -279,13 +280,10 @@ def post_order(stored: Stored, outputs: Sequence[str | None]) -> Stored:
     for k, kernel in enumerate(kernels):
         found = (made[name] for name in stored.read_by(kernel) if name in made)
         needs.append([n for n in dict.fromkeys(found) if n != k])
-    ends = [made[n] for o in outputs if o is not None for n in _behind_output(stored, o, made)]
+    behind = (sorted(stored.behind.get(o, (o,))) for o in outputs if o is not None)
+    ends = [made[name] for name in chain.from_iterable(behind) if name in made]
     order = _visited(needs, [*ends, *range(len(kernels))])
     return lightened(replace(stored, kernels=tuple(kernels[k] for k in order)))
-
-
-def _behind_output(stored: Stored, output: str, made: Mapping[str, int]) -> list[str]:
-    return sorted(n for n in stored.behind.get(output, (output,)) if n in made)
 
 
 def _ranks(
@@ -363,17 +361,17 @@ def ahead(stored: Stored) -> Stored:
     """The same kernels, early ones some collectives before their readers.
 
     XLA's latency-hiding scheduler lets gathers run beside the work before they are needed; what
-    they gather is held from then on. Early work that is no collective runs as soon as it can.
+    they gather is held from then on.
     """
     kernels = stored.kernels
     made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
     place, before = list(range(len(kernels))), [-1] * _AHEAD
     for k, kernel in enumerate(kernels):
         if kernel.is_early:
-            after = before[-_AHEAD] if kernel.at >= 0 else -1
+            after = before[-_AHEAD]
             place[k] = max((place[made[r]] for r in kernel.reads if r in made), default=after)
             place[k] = max(place[k], after)
-        if kernel.group is not None or (kernel.is_early and kernel.at >= 0):
+        if kernel.group is not None or kernel.is_early:
             before.append(k)
     return _placed(stored, place)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autopar.cost.kernels import COPY, Kernel, Pieces, Sizes, Stored, is_product
+from autopar.cost.kernels import ADDING, Kernel, Pieces, Sizes, Stored, is_product
 from autopar.ir.added_products import added_products
 from autopar.ir.batching import Accumulator
 from autopar.ir.graph import Graph
@@ -40,23 +40,15 @@ class AddedSums:
         nbytes = {name: self.widened.get(name, n) for name, n in stored.nbytes.items()}
         for kernel in stored.kernels:
             step = kernel.instruction(block)
-            turns = isinstance(step, LocalOp) and sizes.op(step.equation).kind == _CONVOLUTION
+            kind = sizes.op(step.equation).kind if isinstance(step, LocalOp) else ""
+            turns = sizes.platform == "gpu" and kind == "conv_general_dilated"
             for name in () if self.adds(kernel) else kernel.makes:
                 if (added := self.nbytes.get(name)) is not None:
-                    beside = added if turns and sizes.platform == "gpu" else 0
-                    made = f"{_SUM}{name}"
-                    kernels.append(Kernel(COPY, (made,), frozenset((name,)), beside))
+                    beside = added if turns else 0
+                    made = f"sum of {name}"
+                    kernels.append(Kernel(ADDING, (made,), frozenset((name,)), beside))
                     nbytes[made] = 0
         return replace(stored, kernels=tuple(kernels), nbytes=nbytes)
-
-    def added_by(self, kernel: Kernel) -> str:
-        """The piece that a kernel does nothing but add to a sum; "" for any other kernel."""
-        made = kernel.makes[0] if kernel.at == COPY else ""
-        return made.removeprefix(_SUM) if made.startswith(_SUM) else ""
-
-
-_SUM = "sum of "
-_CONVOLUTION = "conv_general_dilated"
 
 
 def added_sums(

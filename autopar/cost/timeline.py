@@ -17,6 +17,7 @@ from itertools import accumulate, chain, combinations, groupby
 from autopar.cluster.catalog import entry_named
 from autopar.cost.few_blocks import BlockCounts, FewBlocks
 from autopar.cost.kernels import (
+    ADDING,
     Kernel,
     Sizes,
     Stored,
@@ -33,6 +34,7 @@ from autopar.cost.order import (
     combined,
     depth_first,
     moved_along_rows,
+    needed,
 )
 from autopar.cost.picked import picked_bytes
 from autopar.cost.prices import Prices
@@ -167,7 +169,8 @@ class KernelTimes:
 
     def seconds(self, kernel: Kernel) -> Seconds:
         """Seconds of one run of a kernel, with its collectives wholly exposed."""
-        if name := self._sums.added_by(kernel):
+        if kernel.at == ADDING:
+            (name,) = kernel.reads
             added, turned = self._sums.nbytes[name], kernel.scratch_bytes
             taken = self._prices.elementwise(self._stored.nbytes[name] + 2 * added)
             return Seconds(taken + (self._prices.elementwise(2 * turned) if turned else 0.0))
@@ -647,7 +650,7 @@ def in_two_streams(
         return Streams(spent, beside, [0.0, *accumulate(s.total for s in spent)][: len(spent)])
     needs = [
         [] if k in crossing else [n for n in need if n not in crossing]
-        for k, need in enumerate(_needs(kernels))
+        for k, need in enumerate(needed(kernels))
     ]
     starts, ends = [0.0] * len(kernels), [0.0] * len(kernels)
     turn = work = wires = 0.0  # how far the order has come, and when each stream is free
@@ -682,7 +685,7 @@ def beside_moves(
         if n in timed.known.products or any(t.is_product for t in own):
             products.add(k)
     known = Known(takes, frozenset(products), timed.known.guessed)
-    order = _latency_hiding_order(kernels, _needs(kernels), beside, known)
+    order = _latency_hiding_order(kernels, needed(kernels), beside, known)
     return replace(stored, kernels=tuple(kernels[k] for k, is_end in order if not is_end))
 
 
@@ -731,8 +734,7 @@ def _latency_hiding_order(
        are known. (XLA counts what is ready in a moment here, too, of which we know too little.)
     6. The last in the given order goes first.
 
-    What loops' first trips make early stands as early as it can: it begins with a gather. Raises
-    GraphError where kernels wait for each other.
+    Raises GraphError where kernels wait for each other.
     """
     takes, products = known.takes, known.products
     moment = 1.0 if known.guessed else _MOMENT_SECONDS
@@ -747,7 +749,6 @@ def _latency_hiding_order(
     work = _Work(ahead, takes)
     soon: list[tuple[float, float, int]] = []  # work behind the time at which it is ready
     ends: list[tuple[float, int]] = []
-    first: list[int] = []
     under_way: tuple[float, int] | None = None  # when its start is ready, and the collective
     order: list[tuple[int, bool]] = []
     now = 0.0
@@ -764,14 +765,12 @@ def _latency_hiding_order(
     def release(k: int) -> None:
         if on_wires[k]:
             heapq.heappush(ends, (-ahead[k] - takes[k], -k))
-        elif kernels[k].is_early and kernels[k].at < 0:
-            first.append(k)
         else:
             heapq.heappush(soon, (ready_at[k], -ahead[k], -k))
 
     for k in [k for k, count in enumerate(readers) if not count]:
         release(k)
-    while work or soon or ends or first or under_way is not None:
+    while work or soon or ends or under_way is not None:
         if ends and under_way is None:
             k = -heapq.heappop(ends)[1]
             under_way = now + takes[k], k
@@ -793,11 +792,9 @@ def _latency_hiding_order(
         if work:
             left = under_way[0] - now if under_way is not None and not known.guessed else 0.0
             k = work.take(left if left > 0 else None)
-        elif soon:
+        else:
             began, _, k = heapq.heappop(soon)
             k = -k
-        else:
-            k = first.pop()
         now = began + takes[k]
         place(k, began)
     if waiting := len(kernels) - sum(not is_end for _, is_end in order):
@@ -857,15 +854,6 @@ class _Work:
         self._taken.add(k)
         self._count -= 1
         return k
-
-
-def _needs(kernels: Sequence[Kernel]) -> list[list[int]]:
-    """The kernels whose results each kernel reads."""
-    made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
-    return [
-        sorted({made[r] for r in kernel.reads if r in made} - {k})
-        for k, kernel in enumerate(kernels)
-    ]
 
 
 def _nothing_inside(loop: Loop, op: Op, nbytes: Mapping[str, int]) -> int:

@@ -307,12 +307,6 @@ def test_what_a_collective_made_is_added_to_a_sum_by_work_behind_it() -> None:
     assert streams.alone == [3.0, 3.0, 0.0, 0.0]
 
 
-def test_what_a_first_trip_makes_early_stands_at_the_beginning() -> None:
-    early = Kernel(-1, ("e",), frozenset(), is_early=True)
-    chain = [*lettered("a", "ba"), early, *lettered("cbe")]
-    assert left_by_the_scheduler(chain, moves="") == "eabc"
-
-
 @given(st.data())
 def test_the_scheduler_leaves_each_kernel_once_and_after_what_it_reads(
     data: st.DataObject,

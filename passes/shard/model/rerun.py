@@ -160,7 +160,7 @@ class Rerun:
             ]
             trigger = frozenset(near[-1:]) or self._latest
             self._nbytes[fence] = 0
-            self._kernels.insert(first, Kernel(-1, (fence,), starts | trigger))
+            self._kernels.insert(first, Kernel(COPY, (fence,), starts | trigger))
         return reads
 
     def _waits_for_reader(self, name: str, known: int) -> bool:
