@@ -1,10 +1,7 @@
 """A block's listing as the kernels that a compiler makes of it: what each loads and stores.
 
-1. The reads and results of each instruction, and the order in which they lie. Only batched products
-   fix the order of a value's dims in memory, as attention's do: the results of all else lie as
-   their readers wish. Element-wise work may read operands that do not lie alike, but no sum is
-   fused with it then. A product wants the dims that it sums over, and those that it keeps, side by
-   side; what does not is written out in another order.
+1. The reads and results of each instruction, and which of them are written out in another order.
+   Element-wise work may read operands that do not lie alike, but no sum is fused with it then.
 2. Kernels. Element-wise work is left out of memory where computing it again in its readers moves
    fewer bytes than storing it, so a kernel reads the stored pieces behind everything that is fused
    into it. Which ops those are, and which compute what they read, is as XLA's compilers for GPUs
@@ -18,9 +15,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from autopar.cluster.chip import Platform
+from autopar.cost.layouts import Layouts, visited, wasted_bytes
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.listing import (
@@ -196,208 +194,12 @@ def _dims_of_sum(
     return tuple(d for d, dim in enumerate(left) if dim and dim not in kept)
 
 
-# -- in which order dims lie -----------------------------------------------------------------------
-
-
-# A GPU turns values over in tiles, where the dims that come to lie innermost are as long as this.
-# Otherwise XLA's model has each item of theirs loaded by itself, in a transaction of so many bytes.
-_LEAST_TILED, _TRANSACTION_BYTES = 8, 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """Dims longer than one, the slowest first, their sizes on a device, and the product that they
-    come from: how late a compiler comes to it, and what it makes.
-    """
-
-    dims: tuple[int, ...]
-    sizes: tuple[int, ...]
-    product: int
-    made: str
-
-    def is_tiled(self, wanted: Sequence[int]) -> bool:
-        """True if tiles can turn a value over from this order to another.
-
-        [a, b, c] -> [c, b, a] takes tiles of a and of b x c; [a, b, c] -> [a, c, b] of b and c.
-        """
-        size_of = dict(zip(self.dims, self.sizes, strict=True))
-        lies = [d for d in self.dims if size_of[d] > 1]
-        left = [d for d in wanted if size_of.get(d, 0) > 1]
-        if set(lies) != set(left) or lies[-1:] == left[-1:]:
-            return True
-        behind = lies[lies.index(left[-1]) + 1 :]
-        return min(size_of[left[-1]], math.prod(size_of[d] for d in behind)) >= _LEAST_TILED
-
-
-class Layouts:
-    """Follows the orders of values through a block.
-
-    `apart` are copies whose items are loaded one by one, by name, with the product's results that
-    they are made from. `before` are those of a product's result, maybe cast, that stand for what is
-    computed of it.
-    """
-
-    def __init__(self, block: Block, sizes: Sizes) -> None:
-        self._orders: dict[str, _Order] = {}
-        self._block = block
-        self._sizes = sizes
-        self._tiles = sizes.platform == "gpu"
-        self.apart: dict[str, str] = {}
-        self.before: dict[str, str] = {}
-
-    @cached_property
-    def visits(self) -> Mapping[str, int]:
-        """The number of values that a compiler visits before each."""
-        return _visits(self._block)
-
-    @property
-    def any(self) -> bool:
-        """True if an order is fixed."""
-        return bool(self._orders)
-
-    def product(self, op: Op, run: LocalOp) -> Mapping[str, str]:
-        """Operands that a product wants in another order, with names for them in that order.
-
-        Notes how the result of a batched product lies.
-        """
-        rule, operands, made = op.rule, run.operands, run.results[0]
-        if rule is None:
-            return {}
-        left, right = (_long_factors(rule, dims) for dims in rule.operands[:2])
-        kept = _long_factors(rule, rule.results[0])
-        batch = left & right & kept
-        if batch:
-            shape = op.results[0].shape
-            local = self._sizes.local(run.result_shardings[0], shape)
-            dims = tuple(d for d, size in enumerate(shape) if size > 1)
-            sizes = tuple(local[d] for d in dims)
-            self._orders[made] = _Order(dims, sizes, self.visits.get(made, 0), made)
-        found: dict[str, str] = {}
-        for k, name in enumerate(operands):
-            order = self._orders.get(name or "")
-            if name is None or order is None:
-                continue
-            sides = _sides(order, rule, k, batch, kept)
-            if _suits(sides, order.sizes, k):
-                continue
-            sums_last = [d for _, d in sorted(sides)]
-            sums_first = [d for _, d in sorted(sides, key=lambda at: (-at[0] % 3, at[1]))]
-            # Of the first operand the sums come last, of the second first, as XLA writes products.
-            # With one dim of batch it takes them either way.
-            wanted, other = (sums_first, sums_last) if k else (sums_last, sums_first)
-            long = sum(s == 0 and size > 1 for (s, _), size in zip(sides, order.sizes, strict=True))
-            if long < 2 and not order.is_tiled(wanted) and order.is_tiled(other):
-                wanted = other
-            found[name] = self._copy(name, order, wanted)
-        return found
-
-    def _copy(self, name: str, order: _Order, wanted: Sequence[int]) -> str:
-        """A name for a value that is written out in another order."""
-        copy = f"{name} as {','.join(map(str, wanted))}"
-        if self._tiles and not order.is_tiled(wanted):
-            self.apart[copy] = order.made
-        return copy
-
-    def renamed(self, source: str, name: str) -> None:
-        """A fence's result lies as its source does."""
-        if source in self._orders:
-            self._orders[name] = self._orders[source]
-
-    def element_wise(
-        self, op: Op, operands: Sequence[str | None], made: str
-    ) -> Mapping[str, str | None]:
-        """The operands that lie otherwise than the first; notes how the result lies.
-
-        Where tiles turn one over, the kernel reads it across; else it has a name for its copy. What
-        comes from the product that the compiler visits latest gives way to the other.
-        """
-        rule, orders = op.rule, self._orders
-        given = [(k, name) for k, name in enumerate(operands) if name in orders and name]
-        if rule is None or not given:
-            return {}
-        known = [(_carried(orders[name], rule, k), name) for k, name in given]
-        lies = [(order, name) for order, name in known if order is not None]
-        if not lies:
-            return {}
-        first = orders[made] = min((order for order, _ in lies), key=lambda o: o.product)
-        found: dict[str, str | None] = {}
-        for order, name in lies:
-            if order.dims != first.dims:
-                tiled = order.is_tiled(first.dims) or not self._tiles
-                found[name] = copy = None if tiled else self._copy(order.made, order, first.dims)
-                if copy is not None:
-                    self.before[copy] = order.made
-        return found
+# -- what is read ----------------------------------------------------------------------------------
 
 
 def _visits(block: Block) -> Mapping[str, int]:
-    """The number of values a compiler visits before each: operands before results, the first first.
-
-    XLA goes so through a computation from what it gives back, whatever order a program has. Work
-    that a backward pass does once more may be visited before that which a program has before it.
-    """
-    makers = {name: step for step in block.instructions for name in names_made(step)}
-    found: dict[str, int] = {}
-    for output in block.outputs:
-        waiting = [output] if output is not None else []
-        opened = set[str]()
-        while waiting:
-            name = waiting[-1]
-            if name in found or name in opened or name not in makers:
-                found.setdefault(waiting.pop(), len(found))
-                continue
-            opened.add(name)
-            waiting += [n for n in reversed(names_read(makers[name])) if n is not None]
-    return found
-
-
-def _long_factors(rule: Rule, dims: Sequence[Sequence[int]]) -> set[int]:
-    return {f for dim in dims for f in dim if rule.factors[f].size > 1}
-
-
-def _suits(sides: Sequence[tuple[int, int]], sizes: Sequence[int], operand: int) -> bool:
-    """True if a product can take an operand as it lies.
-
-    Batch dims come first, and the others in two runs of rising dims. Where there are several dims
-    of batch, XLA makes one of those that are kept, or summed, before it turns the two runs over:
-    a run of several dims stands where it wants it, sums last in the first operand.
-    """
-    inner = [pair for pair in sides if pair[0]]
-    pairs = list(itertools.pairwise(inner))
-    turns = sum(a[0] != b[0] for a, b in pairs)
-    rising = all(a[1] < b[1] for a, b in pairs if a[0] == b[0])
-    if sides[len(sides) - len(inner) :] != inner or turns > 1 or not rising:
-        return False
-    rows = [side for (side, _), size in zip(sides, sizes, strict=True) if size > 1]
-    if rows.count(0) < 2 or max(rows.count(1), rows.count(2)) < 2:
-        return True
-    return [side for side in rows if side] == sorted((s for s in rows if s), reverse=operand == 1)
-
-
-def _sides(
-    order: _Order, rule: Rule, operand: int, batch: set[int], kept: set[int]
-) -> list[tuple[int, int]]:
-    """The dims of a product's operand as they lie: 0 for batch, 1 for kept and 2 for summed."""
-    sides = list[tuple[int, int]]()
-    for d in order.dims:
-        factors = {f for f in rule.operands[operand][d] if rule.factors[f].size > 1}
-        sides.append((0 if factors <= batch else 1 if factors <= kept else 2, d))
-    return sides
-
-
-def _carried(order: _Order, rule: Rule, operand: int) -> _Order | None:
-    """The order of a result that is computed in the order of an operand."""
-    place = {f: d for d, dim in enumerate(rule.results[0]) for f in dim}
-    dims: list[int] = []
-    for d in order.dims:
-        found = {place.get(f, -1) for f in rule.operands[operand][d] if rule.factors[f].size > 1}
-        if len(found) != 1 or -1 in found or found & set(dims):
-            return None
-        dims += found
-    return replace(order, dims=tuple(dims))
-
-
-# -- what is read ----------------------------------------------------------------------------------
+    reads = {made: names_read(step) for step in block.instructions for made in names_made(step)}
+    return visited(block.outputs, reads)
 
 
 @dataclass
@@ -434,7 +236,10 @@ class Line:
 
 def read_line(block: Block, sizes: Sizes) -> Line:
     """Reads a block in one pass."""
-    line, layouts = Line(into_products=sizes.platform == "tpu"), Layouts(block, sizes)
+    line = Line(into_products=sizes.platform == "tpu")
+    # A product on a TPU takes what it reads in any order, so none is fixed there.
+    visits = {} if line.into_products else _visits(block)
+    layouts = Layouts(visits, sizes.platform)
     for i, step in enumerate(block.instructions):
         op = None if isinstance(step, Move | Fence) else sizes.op(step.equation)
         reads = tuple([name for name in names_read(step) if name is not None])
@@ -444,10 +249,10 @@ def read_line(block: Block, sizes: Sizes) -> Line:
         line.makes.append(makes)
         if isinstance(step, Fence):
             for source, name in zip(step.sources, step.results, strict=True):
-                layouts.renamed(source, name)
+                layouts.orders.renamed(source, name)
         if isinstance(step, LocalOp) and op is not None:
             line.fused.append(is_fused_into_readers(op))
-            line.loaded.update(_read_from_memory(line, layouts, i, step, op))
+            line.loaded.update(_read_from_memory(line, layouts, sizes, i, step, op))
         else:
             line.fused.append(isinstance(step, Move) and _is_local(step))
             if isinstance(step, Loop):
@@ -472,7 +277,7 @@ def read_line(block: Block, sizes: Sizes) -> Line:
     _scatter_into_sums(line)
     line.apart, line.before = layouts.apart, layouts.before
     if sizes.platform == "gpu":
-        line.visits = layouts.visits
+        line.visits = visits
     return line
 
 
@@ -530,12 +335,12 @@ def _is_local(move: Move) -> bool:
 
 
 def _read_from_memory(
-    line: Line, layouts: Layouts, i: int, run: LocalOp, op: Op
+    line: Line, layouts: Layouts, sizes: Sizes, i: int, run: LocalOp, op: Op
 ) -> Sequence[str] | set[str]:
     """The values that must be stored for a run: those that it does not compute itself."""
     if line.fused[i]:
         otherwise: Mapping[str, str | None] = {}
-        if layouts.any:
+        if layouts.orders.any:
             otherwise = layouts.element_wise(op, run.operands, run.results[0])
         copies = {name: copy for name, copy in otherwise.items() if copy is not None}
         if copies:
@@ -556,7 +361,8 @@ def _read_from_memory(
     if op.kind == "conv_general_dilated":
         return set(line.reads[i]) - _laid_out_filter(line, i, op, run)
     if op.kind == "dot_general":
-        copied = layouts.product(op, run)
+        local = sizes.local(run.result_shardings[0], op.results[0].shape)
+        copied = layouts.product(op, run.operands, run.results[0], local)
         if copied:
             line.copied[i] = copied
             return set(line.reads[i]) - copied.keys()
@@ -1062,7 +868,7 @@ class _Writer:
         if original is None or op is None:
             return 0
         nbytes = self._nbytes.get(original, 0)
-        return nbytes * (_TRANSACTION_BYTES // item_bytes(op.results[0].dtype) - 1)
+        return wasted_bytes(nbytes, op.results[0].dtype)
 
     def _sources(self, reads: Sequence[str]) -> _Behind:
         """The stored pieces behind some others."""

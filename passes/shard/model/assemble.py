@@ -18,7 +18,7 @@ import numpy as np
 
 from autopar.cost.memory import SPARE_SHARE
 from autopar.ir.graph import Op
-from autopar.ir.sharding import MeshShape, Sharding, replicated
+from autopar.ir.sharding import Assignment, MeshShape, Sharding, replicated
 from autopar.ir.sharding_plan import phase_of
 from autopar.ir.values import Role, Value
 from autopar.passes.base import Holding
@@ -281,6 +281,7 @@ class Assembler:
         kept = materialized(self._reading)
         self._price_ops()
         self._price_groups(kept)
+        self._price_turned()
         for read in self._reading.reads:
             if read.kind is ReadKind.OP and read.operand < 0:
                 self._connect_result(read)
@@ -332,6 +333,39 @@ class Assembler:
                 # The start of a kernel is paid by each of the look-alikes.
                 seconds = [self._prices.elementwise(nbytes / decision.count / s) for s in shares]
                 self._pay(index, decision.count * np.array(seconds))
+
+    def _price_turned(self) -> None:
+        """Copies of what ops read in another order than it lies in."""
+        reading, mesh = self._reading, self.mesh
+        for path, found in reading.turned.items():
+            platform = self._prices.cluster.chip.platform
+            if platform == "tpu":  # whose products take operands in any order
+                return
+            op, rule = found.op, found.op.rule
+            assert rule is not None
+            # 1. How each choice shards what is read: by the op's own, or as its group lies.
+            node, home = reading.op_decisions.get(path), reading.standings[op.results[0].name]
+            if node is not None:
+                runs = reading.decisions[node].runs * reading.decisions[node].count
+                lying = [
+                    {t.operand: c.operand_sharding(rule, t.operand, mesh) for t in found.turned}
+                    for c in self._choices[node]
+                    if isinstance(c, Assignment)
+                ]
+            elif isinstance(home, Place):
+                node = home.decision
+                members = reading.decisions[node].members
+                runs = next(m.runs * m.copies for m in members if m.value == op.results[0])
+                lying = [
+                    dict.fromkeys((t.operand for t in found.turned), sharding)
+                    for sharding in self._shardings(node, home.dims)
+                ]
+            else:
+                continue
+            # 2. What is written out so takes its time.
+            moved = (found.nbytes(lies, mesh, platform == "gpu") for lies in lying)
+            seconds = [self._prices.elementwise(nbytes) if nbytes else 0.0 for nbytes in moved]
+            self._pay(node, runs * np.array(seconds))
 
     def _shares(self, node: int, dims: tuple[int, ...]) -> Floats:
         """Over how many devices a member of a group is divided, for each choice."""

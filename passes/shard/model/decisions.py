@@ -25,6 +25,7 @@ from autopar.ir.sharding import Assignment, MeshShape, Sharding, operand_of_resu
 from autopar.ir.sharding_plan import OpPath
 from autopar.ir.values import Value
 from autopar.passes.shard.model.merge_isomorphic import Merged
+from autopar.passes.shard.model.turned import TurnedReads, turned_reads
 from autopar.rules.propagation import BatchTags, tag_batch
 
 
@@ -249,6 +250,11 @@ class Reading:
     def batch(self) -> BatchTags:
         """The dims of values that carry the batch."""
         return tag_batch(self.graph)
+
+    @cached_property
+    def turned(self) -> Mapping[OpPath, TurnedReads]:
+        """The ops that may have to be given operands in another order than they lie in."""
+        return turned_reads(self.graph)
 
     @property
     def values(self) -> Mapping[str, Value]:

@@ -1,0 +1,276 @@
+"""The orders in which values lie in memory, and the values that are written out in another.
+
+Only batched products fix the order of a value's dims, as attention's do: the results of all else
+lie as their readers wish. Element-wise work on a product's result lies as that does. A product
+wants the dims that it sums over, and those that it keeps, side by side, and element-wise work wants
+all that it reads in one order:
+
+    weights of attention    [batch, kv, group, query, key]
+    times values            sums over key: taken as they lie
+    for values' gradient    sums over group and query: written anew, [batch, kv, key, group, query]
+
+A GPU turns a value over in tiles; where the dims that come to lie innermost are too short for them,
+XLA's model has each item loaded by itself, in a transaction of many bytes. Dims that are one long
+on a device have no order, so how a value is sharded decides which copies are made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cluster.chip import Platform
+from autopar.ir.graph import Op
+from autopar.ir.rule import Rule
+from autopar.ir.values import item_bytes
+
+_LEAST_TILED, _TRANSACTION_BYTES = 8, 64
+
+
+def wasted_bytes(nbytes: int, dtype: str) -> int:
+    """The bytes that are loaded beside those of a value whose items are loaded one by one."""
+    return nbytes * (_TRANSACTION_BYTES // item_bytes(dtype) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Dims longer than one, the slowest first, their sizes on a device, and the product that they
+    come from: how late a compiler comes to it, and what it makes.
+    """
+
+    dims: tuple[int, ...]
+    sizes: tuple[int, ...]
+    product: int
+    made: str
+
+    def is_tiled(self, wanted: Sequence[int]) -> bool:
+        """True if tiles can turn a value over from this order to another.
+
+        [a, b, c] -> [c, b, a] takes tiles of a and of b x c; [a, b, c] -> [a, c, b] of b and c.
+        """
+        size_of = dict(zip(self.dims, self.sizes, strict=True))
+        lies = [d for d in self.dims if size_of[d] > 1]
+        left = [d for d in wanted if size_of.get(d, 0) > 1]
+        if set(lies) != set(left) or lies[-1:] == left[-1:]:
+            return True
+        behind = lies[lies.index(left[-1]) + 1 :]
+        return min(size_of[left[-1]], math.prod(size_of[d] for d in behind)) >= _LEAST_TILED
+
+
+@dataclass(frozen=True)
+class Turned:
+    """An operand that lies in an order, and its reader's: that of `first`, or what a product takes.
+
+    The order is in terms of a product's operand, and of the result of element-wise work.
+    """
+
+    operand: int
+    name: str
+    order: Order
+    first: Order | None = None
+
+    def sized(self, local: Sequence[int]) -> Turned:
+        """The same with these sizes on a device."""
+        order = replace(self.order, sizes=tuple(local[d] for d in self.order.dims))
+        return replace(self, order=order)
+
+    def wanted(self, rule: Rule, on_gpu: bool) -> tuple[int, ...] | None:
+        """The order in which it is written out for an op, None where it is read as it lies."""
+        if self.first is None:
+            return _wanted_by_product(rule, self.operand, self.order)
+        return None if self.order.is_tiled(self.first.dims) or not on_gpu else self.first.dims
+
+
+class Orders:
+    """Follows the orders of values from op to op.
+
+    `visits` are the numbers of values that a compiler visits before each.
+    """
+
+    def __init__(self, visits: Mapping[str, int]) -> None:
+        self._of: dict[str, Order] = {}
+        self._visits = visits
+
+    @property
+    def any(self) -> bool:
+        """True if an order is fixed."""
+        return bool(self._of)
+
+    def product(
+        self, op: Op, operands: Sequence[str | None], made: str, local: Sequence[int]
+    ) -> list[Turned]:
+        """The operands of a product that lie in an order; notes how a batched one's result lies.
+
+        `local` are the result's sizes on a device.
+        """
+        assert op.rule is not None
+        if _batch_of(op.rule):
+            dims = tuple(d for d, size in enumerate(op.results[0].shape) if size > 1)
+            sizes = tuple(local[d] for d in dims)
+            self._of[made] = Order(dims, sizes, self._visits.get(made, 0), made)
+        lie = [(k, name, self._of.get(name or "")) for k, name in enumerate(operands)]
+        return [Turned(k, name, order) for k, name, order in lie if name and order is not None]
+
+    def element_wise(self, op: Op, operands: Sequence[str | None], made: str) -> list[Turned]:
+        """The operands that lie otherwise than the first; notes how the result lies.
+
+        What comes from the product that the compiler visits latest gives way to the other.
+        """
+        given = [(k, name) for k, name in enumerate(operands) if name in self._of and name]
+        if op.rule is None or not given:
+            return []
+        known = [(k, name, _carried(self._of[name], op.rule, k)) for k, name in given]
+        lies = [(k, name, order) for k, name, order in known if order is not None]
+        if not lies:
+            return []
+        first = self._of[made] = min((o for _, _, o in lies), key=lambda order: order.product)
+        return [Turned(k, name, o, first) for k, name, o in lies if o.dims != first.dims]
+
+    def renamed(self, source: str, name: str) -> None:
+        """Another name for a value, which lies as it does."""
+        if source in self._of:
+            self._of[name] = self._of[source]
+
+
+class Layouts:
+    """Names what a block's ops read in another order, on a device of a platform.
+
+    `apart` are copies whose items are loaded one by one, by name, with the product's results that
+    they are made from. `before` are those of a product's result, maybe cast, that stand for what is
+    computed of it.
+    """
+
+    def __init__(self, visits: Mapping[str, int], platform: Platform) -> None:
+        self.orders = Orders(visits)
+        self._on_gpu = platform == "gpu"
+        self.apart: dict[str, str] = {}
+        self.before: dict[str, str] = {}
+
+    def product(
+        self, op: Op, operands: Sequence[str | None], made: str, local: Sequence[int]
+    ) -> Mapping[str, str]:
+        """Operands that a product wants in another order, with names for them in that order."""
+        found: dict[str, str] = {}
+        if op.rule is not None:
+            for turned in self.orders.product(op, operands, made, local):
+                wanted = turned.wanted(op.rule, self._on_gpu)
+                if wanted is not None:
+                    found[turned.name] = self._copy(turned.name, turned.order, wanted)
+        return found
+
+    def element_wise(
+        self, op: Op, operands: Sequence[str | None], made: str
+    ) -> Mapping[str, str | None]:
+        """The operands that lie otherwise than the first, with names for their copies.
+
+        Where tiles turn one over, the kernel reads it across; it has no copy.
+        """
+        found: dict[str, str | None] = {}
+        for turned in self.orders.element_wise(op, operands, made):
+            assert op.rule is not None
+            wanted, order = turned.wanted(op.rule, self._on_gpu), turned.order
+            copy = self._copy(order.made, order, wanted) if wanted is not None else None
+            found[turned.name] = copy
+            if copy is not None:
+                self.before[copy] = order.made
+        return found
+
+    def _copy(self, name: str, order: Order, wanted: Sequence[int]) -> str:
+        """A name for a value that is written out in another order."""
+        copy = f"{name} as {','.join(map(str, wanted))}"
+        if self._on_gpu and not order.is_tiled(wanted):
+            self.apart[copy] = order.made
+        return copy
+
+
+def visited(
+    outputs: Iterable[str | None], reads: Mapping[str, Sequence[str | None]]
+) -> Mapping[str, int]:
+    """The number of values a compiler visits before each: operands before results, the first first.
+
+    XLA goes so through a computation from what it gives back, whatever order a program has. Work
+    that a backward pass does once more may be visited before that which a program has before it.
+    `reads` are the operands of what makes each value.
+    """
+    found: dict[str, int] = {}
+    for output in outputs:
+        waiting = [output] if output is not None else []
+        opened = set[str]()
+        while waiting:
+            name = waiting[-1]
+            if name in found or name in opened or name not in reads:
+                found.setdefault(waiting.pop(), len(found))
+                continue
+            opened.add(name)
+            waiting += [n for n in reversed(reads[name]) if n is not None]
+    return found
+
+
+def _wanted_by_product(rule: Rule, operand: int, order: Order) -> tuple[int, ...] | None:
+    """The order in which a product takes an operand, None where it takes it as it lies.
+
+    Of the first operand the sums come last, of the second first, as XLA writes products. With one
+    dim of batch it takes them either way.
+    """
+    sides = _sides(order, rule, operand)
+    if _suits(sides, order.sizes, operand):
+        return None
+    sums_last = tuple(d for _, d in sorted(sides))
+    sums_first = tuple(d for _, d in sorted(sides, key=lambda at: (-at[0] % 3, at[1])))
+    wanted, other = (sums_first, sums_last) if operand else (sums_last, sums_first)
+    long = sum(s == 0 and size > 1 for (s, _), size in zip(sides, order.sizes, strict=True))
+    if long < 2 and not order.is_tiled(wanted) and order.is_tiled(other):
+        return other
+    return wanted
+
+
+def _batch_of(rule: Rule) -> set[int]:
+    left, right = (_long_factors(rule, dims) for dims in rule.operands[:2])
+    return left & right & _long_factors(rule, rule.results[0])
+
+
+def _long_factors(rule: Rule, dims: Sequence[Sequence[int]]) -> set[int]:
+    return {f for dim in dims for f in dim if rule.factors[f].size > 1}
+
+
+def _suits(sides: Sequence[tuple[int, int]], sizes: Sequence[int], operand: int) -> bool:
+    """True if a product can take an operand as it lies.
+
+    Batch dims come first, and the others in two runs of rising dims. Where there are several dims
+    of batch, XLA makes one of those that are kept, or summed, before it turns the two runs over:
+    a run of several dims stands where it wants it, sums last in the first operand.
+    """
+    inner = [pair for pair in sides if pair[0]]
+    pairs = list(itertools.pairwise(inner))
+    turns = sum(a[0] != b[0] for a, b in pairs)
+    rising = all(a[1] < b[1] for a, b in pairs if a[0] == b[0])
+    if sides[len(sides) - len(inner) :] != inner or turns > 1 or not rising:
+        return False
+    rows = [side for (side, _), size in zip(sides, sizes, strict=True) if size > 1]
+    if rows.count(0) < 2 or max(rows.count(1), rows.count(2)) < 2:
+        return True
+    return [side for side in rows if side] == sorted((s for s in rows if s), reverse=operand == 1)
+
+
+def _sides(order: Order, rule: Rule, operand: int) -> list[tuple[int, int]]:
+    """The dims of a product's operand as they lie: 0 for batch, 1 for kept and 2 for summed."""
+    batch, kept = _batch_of(rule), _long_factors(rule, rule.results[0])
+    sides = list[tuple[int, int]]()
+    for d in order.dims:
+        factors = {f for f in rule.operands[operand][d] if rule.factors[f].size > 1}
+        sides.append((0 if factors <= batch else 1 if factors <= kept else 2, d))
+    return sides
+
+
+def _carried(order: Order, rule: Rule, operand: int) -> Order | None:
+    """The order of a result that is computed in the order of an operand."""
+    place = {f: d for d, dim in enumerate(rule.results[0]) for f in dim}
+    dims: list[int] = []
+    for d in order.dims:
+        found = {place.get(f, -1) for f in rule.operands[operand][d] if rule.factors[f].size > 1}
+        if len(found) != 1 or -1 in found or found & set(dims):
+            return None
+        dims += found
+    return replace(order, dims=tuple(dims))

@@ -1,0 +1,133 @@
+"""Operands that an op of a graph may have to be written out for, in another order than they lie in.
+
+Which ones lie so is in the graph; whether they are written out depends on how they are sharded, so
+each choice of their reader has its own bytes. Attention with grouped queries is the case: where the
+groups of one head of keys, or one sequence, are on a device, its scores need not be turned over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autopar.cost.kernels import is_fused_into_readers, is_reduction
+from autopar.cost.layouts import Orders, Turned, visited, wasted_bytes
+from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.sharding import MeshShape, Sharding
+from autopar.ir.sharding_plan import OpPath
+from autopar.ir.values import Value
+
+_BARRIER = "optimization_barrier"
+
+
+@dataclass(frozen=True)
+class TurnedReads:
+    """The operands of an op that lie in an order, and the products' results that they are from."""
+
+    op: Op
+    turned: tuple[Turned, ...]
+    values: tuple[Value, ...]
+    products: tuple[Value, ...]
+
+    def nbytes(self, lying: Mapping[int, Sharding], mesh: MeshShape, on_gpu: bool) -> float:
+        """The bytes that a device loads and stores to write out those that do not lie right.
+
+        `lying` says how each is sharded, by its number; of element-wise work, how the result is.
+        """
+        rule, moved = self.op.rule, 0.0
+        assert rule is not None
+        for turned, value, product in zip(self.turned, self.values, self.products, strict=True):
+            sharding = lying[turned.operand]
+            shape = value.shape if turned.first is None else self.op.results[0].shape
+            local = [n // mesh.size(a) for n, a in zip(shape, sharding.dims, strict=True)]
+            here = turned.sized(local)
+            wanted = here.wanted(rule, on_gpu)
+            if wanted is None:
+                continue
+            moved += 2 * sharding.local_bytes(value, mesh)
+            if on_gpu and not here.order.is_tiled(wanted):
+                moved += wasted_bytes(sharding.local_bytes(product, mesh), product.dtype)
+        return moved
+
+
+@dataclass(frozen=True)
+class _Line:
+    """An op of a block, remat ops' bodies in their places, with what it reads and makes there."""
+
+    path: OpPath
+    op: Op
+    reads: tuple[str | None, ...]
+
+
+def turned_reads(graph: Graph) -> Mapping[OpPath, TurnedReads]:
+    """The ops of a graph, and of the bodies in it, that may have to be given operands anew.
+
+    One copy serves all that want it, so only the first reader of a value has it.
+    """
+    values = graph.nested_values
+    return {
+        path: TurnedReads(
+            op,
+            tuple(turned),
+            tuple(values[t.name] for t in turned),
+            tuple(values[t.order.made] for t in turned),
+        )
+        for path, op, turned in _block(graph, ())
+    }
+
+
+def _block(graph: Graph, path: OpPath) -> Iterator[tuple[OpPath, Op, list[Turned]]]:
+    # 1. The block in one line: remat ops are inlined, as the listing has them.
+    names: dict[str, Operand] = {}
+    lines = list(_inlined(graph, path, names))
+    reads = {r.name: line.reads for line in lines for r in line.op.results}
+    # 2. The order of what each op reads; a body of its own has its own orders.
+    orders = Orders(visited((_named(names, o) for o in graph.outputs), reads))
+    known = set[tuple[str, tuple[int, ...]]]()
+    for line in lines:
+        op, rule = line.op, line.op.rule
+        for b, body in enumerate(op.graphs):
+            yield from _block(body, (*line.path, b))
+        if op.kind == _BARRIER:
+            for source, result in zip(line.reads, op.results, strict=True):
+                if source is not None:
+                    orders.renamed(source, result.name)
+        if op.graphs or rule is None or not op.results:
+            continue
+        made, found = op.results[0].name, list[Turned]()
+        if is_fused_into_readers(op):
+            found = orders.element_wise(op, line.reads, made) if orders.any else []
+        elif op.kind == "dot_general" and not is_reduction(op):
+            found = orders.product(op, line.reads, made, op.results[0].shape)
+        # Dims that are one long on a device only make an order suit: what suits whole does so cut.
+        copied = list[Turned]()
+        for turned in found:
+            wanted = (
+                turned.wanted(rule, on_gpu=False) if turned.first is None else turned.first.dims
+            )
+            name = turned.name if turned.first is None else turned.order.made
+            if wanted is not None and (name, wanted) not in known:
+                known.add((name, wanted))
+                copied.append(turned)
+        if copied:
+            yield line.path, op, copied
+
+
+def _inlined(graph: Graph, path: OpPath, names: dict[str, Operand]) -> Iterator[_Line]:
+    for i, op in enumerate(graph.ops):
+        at = (*path, i)
+        if op.control_flow is not None and op.control_flow.is_remat:
+            body = op.graphs[0]
+            given = (g.value.name for g in body.inputs)
+            names.update(zip(given, op.operands, strict=True))
+            yield from _inlined(body, (*at, 0), names)
+            names.update(zip((r.name for r in op.results), body.outputs, strict=True))
+        else:
+            yield _Line(at, op, tuple(_named(names, o) for o in op.operands))
+
+
+def _named(names: Mapping[str, Operand], operand: Operand) -> str | None:
+    """The name that a value has where it is made; None for a literal."""
+    while isinstance(operand, str) and operand in names:
+        operand = names[operand]
+    return operand if isinstance(operand, str) else None

@@ -1,0 +1,97 @@
+"""What the solver pays for operands in another order, against the copies that a listing makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+import autopar
+from autopar.cost.kernels import Sizes, stored_kernels
+from autopar.ir.graph import Graph
+from autopar.ir.listing import Block, Loop
+from autopar.ir.sharding import Sharding
+from autopar.passes.shard.model.turned import turned_reads
+from autopar.planner.planned import Planned
+from benchmarks.models import gpt, llama
+
+METHODS = ("dp", "megatron")
+
+
+def planned(scan: bool, method: str, grouped: bool = True, **options: Any) -> Planned:
+    """Two layers with four heads of queries for each head of keys, or as many of both."""
+    sizes = {"sequence": 1024, "batch": 16, "scan": scan, "remat": True, "dtype": "bfloat16"}
+    made = llama(2, 2048, 16, 4, 4096, 512, **sizes) if grouped else gpt(2, 2048, 16, 512, **sizes)
+    create, step, batch = made
+    state = jax.eval_shape(create, jax.random.key(0))
+    given = {"cluster": "8xh100", "mesh": (2, 4), "cache": False, "remat": False} | options
+    return autopar.parallelize(step, method=method, **given).planned(state, batch)
+
+
+def graph_of(plan: Planned) -> Graph:
+    """The graph of a plan of one program."""
+    return plan.programs.placed.parts_of(0)[0].graph
+
+
+def copied_bytes(graph: Graph, block: Block, sizes: Sizes) -> float:
+    """Bytes that a listing's copies in another order move, trips counted."""
+    stored = stored_kernels(block, sizes, dict.fromkeys(block.inputs, 0), lambda *_: 0)
+    found = 0.0
+    for kernel in stored.kernels:
+        for name in kernel.makes:
+            if " as " in name and not name.endswith("filters"):
+                found += 2 * stored.nbytes[name] + kernel.wasted_bytes
+    for step in block.instructions:
+        if isinstance(step, Loop):
+            found += step.runs * sum(copied_bytes(graph, body, sizes) for body in step.bodies)
+    return found
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_bytes_are_those_of_the_copies_in_the_listing(scan: bool, method: str) -> None:
+    plan = planned(scan, method)
+    graph, sharding = graph_of(plan), plan.programs.shardings[0]
+    mesh, sizes = sharding.mesh, Sizes(graph, sharding.mesh, "gpu")
+    told = 0.0
+    for path, found in turned_reads(graph).items():
+        op, rule = found.op, found.op.rule
+        assert rule is not None
+        given = sharding.assignment_of.get(path)
+        if given is not None:
+            lies = {t.operand: given.operand_sharding(rule, t.operand, mesh) for t in found.turned}
+        else:
+            lies = {t.operand: sharding.sharding_of[op.results[0].name] for t in found.turned}
+        runs = 1
+        for depth in range(1, len(path)):
+            flow = graph.op_at(path[:depth]).control_flow if depth % 2 else None
+            runs *= flow.trips if flow is not None else 1
+        told += runs * found.nbytes(lies, mesh, on_gpu=True)
+    listing = plan.programs.program.parts[0].listing
+    assert told == copied_bytes(graph, listing.block, sizes)
+    assert (told < 1e9) == (method == "megatron")  # which has one head of keys on a device
+
+
+def test_as_many_heads_of_keys_as_of_queries_are_never_turned_over() -> None:
+    plan = planned(True, "dp", grouped=False)
+    mesh = plan.programs.shardings[0].mesh
+    for found in turned_reads(graph_of(plan)).values():
+        whole = {
+            t.operand: Sharding(((),) * len(v.shape))
+            for t, v in zip(found.turned, found.values, strict=True)
+        }
+        assert not found.nbytes(whole, mesh, on_gpu=True)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_heads_are_sharded_where_turning_scores_over_costs_more(scan: bool) -> None:
+    """Data parallelism communicates less, and was the plan while copies had no price."""
+
+    def copied(plan: Planned) -> float:
+        sizes = Sizes(graph_of(plan), plan.programs.shardings[0].mesh, "gpu")
+        return copied_bytes(graph_of(plan), plan.programs.program.parts[0].listing.block, sizes)
+
+    auto, data = planned(scan, "auto"), planned(scan, "fsdp")
+    assert auto.plan.prediction.seconds < data.plan.prediction.seconds
+    assert copied(auto) < 0.2 * copied(data)
