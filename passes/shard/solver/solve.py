@@ -6,6 +6,7 @@
 3. Else a first answer (`heuristic.py`): the best without memory, by elimination. If it fits it is
    the answer; if not, a price on bytes makes one that fits, and bounds all others.
 4. Then the dual and local search take turns (`anytime.py`), with more work while the gap is wide.
+   A start that is known from elsewhere is asked for where little work does not prove an answer.
 
 Steps 1 to 3 are numpy alone: small problems do not wait for numba.
 """
@@ -13,10 +14,8 @@ Steps 1 to 3 are numpy alone: small problems do not wait for numba.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 
 import numpy as np
 
@@ -37,9 +36,10 @@ _PROVEN = 1e-5  # of the seconds, the gap at which an answer counts as the best
 _CLOSE = 3e-6
 _GUESSED_EDGES = 5_000  # past which the first answer is left to the dual
 # Units of work a thousand edge entries, and at least, in turn while the gap is wide.
-_LEVELS = ((1, 60), (30, 400))
+_LEVELS = ((1, 60), (8, 200), (30, 400))
 _MANY = 80_000  # edge entries past which a level is long, so that there are more of them
 _LEVELS_OF_MANY = ((1, 60), (8, 200), (24, 200), (80, 200))
+_UNAIDED = 2  # levels that mostly prove an answer where memory does not bind, and need no start
 _GOOD_GAP = 0.01  # at which no more work is spent where memory binds: the bound is seldom tight
 _MOST = 1_000_000  # entries for which work is given
 _QUICK_LABELS = LABELS[:2]  # with more, a quick effort would take seconds over a few problems
@@ -95,28 +95,28 @@ def solve(
     if not problem.costs:
         return Solution((), 0.0, 0.0, Status.FIXED, "Nothing to decide.")
     small = shrink(problem)
-    search = _Search(small.problem, effort, seed, deadline)
+
+    @cache
+    def known() -> tuple[int, ...]:
+        choice = tuple(start()) if start is not None else ()
+        return choice if choice and problem.fits(choice) else ()
+
+    @cache
+    def known_inside() -> tuple[int, ...]:
+        inside = small.shrink(known()) if known() else None
+        return tuple(int(c) for c in inside) if inside is not None else ()
+
+    search = _Search(small.problem, effort, seed, deadline, known_inside)
     if small.possible:
         search.branch()
     else:
         search.infeasible = True
-    if start is not None and not search.closed and search.may_close_soon:
-        without = copy(search)
-        without.run(levels=1)
-        if without.closed:
-            search = without
-    known: tuple[int, ...] = ()
-    if not search.closed and start is not None:
-        known = tuple(start())
-        known = known if known and problem.fits(known) else ()
     if not search.closed:
-        inside = small.shrink(known) if known else None
-        if inside is not None:
-            search.take(tuple(int(c) for c in inside), -float("inf"))
         search.run()
     choice = small.restore(search.choice) if search.choice else ()
-    if known and not (choice and problem.seconds(choice) < problem.seconds(known)):
-        choice = known
+    if not search.closed and known():
+        if not (choice and problem.seconds(choice) < problem.seconds(known())):
+            choice = known()
     return _solution(problem, choice, search)
 
 
@@ -147,13 +147,16 @@ class _Search:
     """The steps on the shrunk problem: the best answer, the bound and the price so far."""
 
     def __init__(
-        self, problem: Problem, effort: Effort, seed: int, deadline: AbstractDeadline | None
+        self,
+        problem: Problem,
+        effort: Effort,
+        seed: int,
+        deadline: AbstractDeadline | None,
+        start: Callable[[], tuple[int, ...]],
     ) -> None:
         self._problem, self._effort, self._seed, self._deadline = problem, effort, seed, deadline
         self._entries = sum(e.table.size for e in problem.edges)
-        # Of the problem alone, and so the same for every copy of the search.
-        self._first = cache(lambda: first_answer(problem))
-        self._form = cache(lambda: to_csr(problem))
+        self._start = start
         self.choice: tuple[int, ...] = ()
         self._seconds = float("inf")
         self.bound = -float("inf")
@@ -168,10 +171,11 @@ class _Search:
         return self.infeasible or (bool(self.choice) and gap <= _CLOSE * abs(self._seconds))
 
     @property
-    def may_close_soon(self) -> bool:
-        """True if the first level of work mostly proves an answer: where memory does not bind."""
+    def _unaided(self) -> int:
+        """The number of levels of work before a start is asked for."""
         in_levels = self._deadline is None and self._effort.work is None and not self._effort.quick
-        return in_levels and not self._problem.usages and self._entries <= _MOST
+        may_close = in_levels and not self._problem.usages and self._entries <= _MOST
+        return _UNAIDED if may_close else 0
 
     @property
     def _is_over(self) -> bool:
@@ -200,13 +204,15 @@ class _Search:
             self.infeasible = found.proven and not found.choice
             self.price, self.times = found.seconds_per_byte, found.binding_times
 
-    def run(self, levels: int | None = None) -> None:
-        """Steps 3 and 4, until the answer is proven or the effort, or so much of it, is spent."""
+    def run(self) -> None:
+        """Steps 3 and 4, until the answer is proven or the effort is spent."""
+        if not self._unaided:
+            self.take(self._start(), -float("inf"))
         # Beside an unproven answer of branch and bound too: the search goes on from the better one.
         if len(self._problem.edges) <= _GUESSED_EDGES:
             self._guess()
         if not self.closed and not self._is_over:
-            self._take_turns(levels)
+            self._take_turns()
 
     def _guess(self) -> None:
         """Step 3: a first answer, which is the best one where memory does not bind."""
@@ -215,16 +221,16 @@ class _Search:
                 self.take(choice, -float("inf"))
                 if self._is_over:
                     return
-        first = self._first()
+        first = first_answer(self._problem)
         self.take(first.choice, first.bound_seconds)
         self.price, self.times = first.seconds_per_byte, first.binding_times
         if not self.choice:
             for choice in mended_answers(self._problem):
                 self.take(choice, -float("inf"))
 
-    def _take_turns(self, levels: int | None) -> None:
+    def _take_turns(self) -> None:
         """Step 4, with the work that is asked for or in levels while the gap is wide."""
-        form = self._form()
+        form = to_csr(self._problem)
         if form.fits_nowhere:
             self.infeasible = True
             return
@@ -240,7 +246,9 @@ class _Search:
         from autopar.passes.shard.solver.anytime import Anytime  # it brings numba along
 
         anytime = Anytime(self._problem, form, self._seed)
-        for meter in islice(self._meters(), levels):
+        for level, meter in self._meters():
+            if level >= self._unaided:
+                self.take(self._start(), -float("inf"))
             if self.choice:
                 anytime.offer(np.array(self.choice, dtype=np.int64), meter)
             anytime.know(self.bound)
@@ -252,23 +260,23 @@ class _Search:
             if self.closed:
                 break
 
-    def _meters(self) -> Iterator[AbstractMeter]:
+    def _meters(self) -> Iterator[tuple[int, AbstractMeter]]:
         """The meter of the deadline, or of the work asked for; else one for each level of work.
 
         There is a next level as long as the gap of the last is wide.
         """
         if self._deadline is not None:
-            yield self._deadline.meter()
+            yield 0, self._deadline.meter()
             return
         if self._effort.work is not None:
-            yield WorkMeter(self._effort.work, self._effort.quick)
+            yield 0, WorkMeter(self._effort.work, self._effort.quick)
             return
         levels = _LEVELS_OF_MANY if self._entries > _MANY else _LEVELS
         for i, (rate, least) in enumerate(levels[:1] if self._effort.quick else levels):
             gap = (self._seconds - self.bound) / self._seconds if self.choice else 1.0
             if i and gap <= (self._good_gap if self.price > 0 or i > 1 else _PROVEN):
                 return
-            if i and gap > _FAR and i + 1 < len(levels):
+            if i and gap > _FAR and i >= self._unaided and i + 1 < len(levels):
                 continue
             work = max(int(rate * min(self._entries, _MOST) / 1e3), least)
-            yield WorkMeter(work, self._effort.quick)
+            yield i, WorkMeter(work, self._effort.quick)
