@@ -511,7 +511,7 @@ def _faster_again(tried: TriedMesh, best: MeshPlan | None) -> MeshPlan | None:
         step = StepOnMesh(context, form)
         with suppress(InfeasibleError):
             again = step.cheapest(NO_LIMIT_BYTES)
-            if fits(again, request.budget_bytes) and again.seconds < least:
+            if again.seconds < least and fits(again, request.budget_bytes):
                 faster, least = again, again.seconds
     return faster
 

@@ -14,9 +14,9 @@ from functools import cached_property
 from autopar.cluster.placement import link_between
 from autopar.cost.kernels import Sizes
 from autopar.cost.memory import held_bytes
-from autopar.cost.prices import issue_seconds
+from autopar.cost.prices import Prices, issue_seconds
 from autopar.cost.stage import StageCost, peak_bytes, stage_times
-from autopar.cost.timeline import Seconds, moved_seconds, timed_listing
+from autopar.cost.timeline import Seconds, Timed, moved_seconds, timed_listing
 from autopar.ir.batching import Accumulator
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Listing, Traffic, traffic_of
@@ -51,18 +51,37 @@ def cost_stage(
     own = placed.parts_of(stage)
     joint, tables = placed.graphs[submesh], placed.contexts[submesh].tables
     if own and own[0].kind is PartKind.WHOLE:
-        (graph,), prices = (part.graph for part in own), tables.prices
-        (listing,) = listings
-        sizes = Sizes(graph, sharding.mesh, prices.cluster.chip.platform)
-        run = timed_listing(graph, listing, prices, sizes)
-        held = held_bytes(graph, listing, sizes, run)
-        return StageCost.of_whole_step(listing, held, run)
+        return WholeStep(own[0].graph, listings[0], tables.prices).cost
     costs = [
         (part, cost_part(part, sharding, tables, listing))
         for part, listing in zip(own, listings, strict=True)
     ]
     others = [p for p in placed.parts if p.submesh == submesh and p.stage != stage]
     return add_parts(costs, joint, sharding, placed.stages.microbatches, others)
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """A step that is one program. Its time is known before its memory is, which takes as long."""
+
+    graph: Graph
+    listing: Listing
+    prices: Prices
+
+    @cached_property
+    def _sizes(self) -> Sizes:
+        return Sizes(self.graph, self.prices.mesh, self.prices.cluster.chip.platform)
+
+    @cached_property
+    def timed(self) -> Timed:
+        """The step in time."""
+        return timed_listing(self.graph, self.listing, self.prices, self._sizes)
+
+    @cached_property
+    def cost(self) -> StageCost:
+        """Its seconds and bytes."""
+        held = held_bytes(self.graph, self.listing, self._sizes, self.timed)
+        return StageCost.of_whole_step(self.listing, held, self.timed)
 
 
 @dataclass(frozen=True)
@@ -346,10 +365,20 @@ class StagePrograms:
         return self.placed.batching.graph
 
     @cached_property
+    def _whole(self) -> WholeStep | None:
+        """The step where it is one program that is not priced yet."""
+        if self.priced or not self.placed.stages.is_one_program:
+            return None
+        (made,), (context,) = self.program.parts, self.placed.contexts
+        return WholeStep(made.part.graph, made.listing, context.tables.prices)
+
+    @cached_property
     def costs(self) -> tuple[StageCost, ...]:
         """Seconds and bytes of each stage."""
         if self.priced:
             return self.priced
+        if self._whole is not None:
+            return (self._whole.cost,)
         made = self.program.parts
         return tuple(
             cost_stage(
@@ -372,6 +401,8 @@ class StagePrograms:
     @cached_property
     def timing(self) -> StepTiming:
         """The stages in time."""
+        if self._whole is not None:
+            return StepTiming(None, (self._whole.timed.seconds.total,), 0.0)
         return self.timed(self.costs)
 
     def timed(self, costs: Sequence[StageCost]) -> StepTiming:
@@ -428,6 +459,8 @@ class StagePrograms:
 
     def seconds(self, submesh: int) -> Seconds:
         """Work and collectives of one submesh in a step."""
+        if self._whole is not None:
+            return self._whole.timed.seconds
         runs = self.placed.stages.microbatches
         own = (self.costs[s] for s in self.placed.stages_on(submesh))
         return sum((c.of_step(runs) for c in own), Seconds())
