@@ -36,8 +36,8 @@ def wasted_bytes(nbytes: int, dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Dims longer than one, the slowest first, their sizes on a device, and the product that they
-    come from: how late a compiler comes to it, and what it makes.
+    """Dims that are longer than one on a device, the slowest first, their sizes there, and the
+    product that they come from: how late a compiler comes to it, and what it makes.
     """
 
     dims: tuple[int, ...]
@@ -50,13 +50,16 @@ class Order:
 
         [a, b, c] -> [c, b, a] takes tiles of a and of b x c; [a, b, c] -> [a, c, b] of b and c.
         """
-        size_of = dict(zip(self.dims, self.sizes, strict=True))
-        lies = [d for d in self.dims if size_of[d] > 1]
-        left = [d for d in wanted if size_of.get(d, 0) > 1]
-        if set(lies) != set(left) or lies[-1:] == left[-1:]:
+        if set(self.dims) != set(wanted) or self.dims[-1:] == wanted[-1:]:
             return True
-        behind = lies[lies.index(left[-1]) + 1 :]
-        return min(size_of[left[-1]], math.prod(size_of[d] for d in behind)) >= _LEAST_TILED
+        size_of = dict(zip(self.dims, self.sizes, strict=True))
+        behind = self.dims[self.dims.index(wanted[-1]) + 1 :]
+        return min(size_of[wanted[-1]], math.prod(size_of[d] for d in behind)) >= _LEAST_TILED
+
+    def sized(self, local: Sequence[int]) -> Order:
+        """The order on a device that has these sizes of all dims."""
+        dims = tuple(d for d in self.dims if local[d] > 1)
+        return replace(self, dims=dims, sizes=tuple(local[d] for d in dims))
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,9 @@ class Turned:
     first: Order | None = None
 
     def sized(self, local: Sequence[int]) -> Turned:
-        """The same with these sizes on a device."""
-        order = replace(self.order, sizes=tuple(local[d] for d in self.order.dims))
-        return replace(self, order=order)
+        """The same on a device that has these sizes of all dims."""
+        first = self.first.sized(local) if self.first is not None else None
+        return replace(self, order=self.order.sized(local), first=first)
 
     def wanted(self, rule: Rule, on_gpu: bool) -> tuple[int, ...] | None:
         """The order in which it is written out for an op, None where it is read as it lies."""
@@ -107,9 +110,8 @@ class Orders:
         """
         assert op.rule is not None
         if _batch_of(op.rule):
-            dims = tuple(d for d, size in enumerate(op.results[0].shape) if size > 1)
-            sizes = tuple(local[d] for d in dims)
-            self._of[made] = Order(dims, sizes, self._visits.get(made, 0), made)
+            whole = Order(tuple(range(len(local))), (), self._visits.get(made, 0), made)
+            self._of[made] = whole.sized(local)
         lie = [(k, name, self._of.get(name or "")) for k, name in enumerate(operands)]
         return [Turned(k, name, order) for k, name, order in lie if name and order is not None]
 
@@ -215,13 +217,13 @@ def _wanted_by_product(rule: Rule, operand: int, order: Order) -> tuple[int, ...
     dim of batch it takes them either way.
     """
     sides = _sides(order, rule, operand)
-    if _suits(sides, order.sizes, operand):
+    if _suits(sides, operand):
         return None
     sums_last = tuple(d for _, d in sorted(sides))
     sums_first = tuple(d for _, d in sorted(sides, key=lambda at: (-at[0] % 3, at[1])))
     wanted, other = (sums_first, sums_last) if operand else (sums_last, sums_first)
-    long = sum(s == 0 and size > 1 for (s, _), size in zip(sides, order.sizes, strict=True))
-    if long < 2 and not order.is_tiled(wanted) and order.is_tiled(other):
+    batches = sum(side == 0 for side, _ in sides)
+    if batches < 2 and not order.is_tiled(wanted) and order.is_tiled(other):
         return other
     return wanted
 
@@ -235,7 +237,7 @@ def _long_factors(rule: Rule, dims: Sequence[Sequence[int]]) -> set[int]:
     return {f for dim in dims for f in dim if rule.factors[f].size > 1}
 
 
-def _suits(sides: Sequence[tuple[int, int]], sizes: Sequence[int], operand: int) -> bool:
+def _suits(sides: Sequence[tuple[int, int]], operand: int) -> bool:
     """True if a product can take an operand as it lies.
 
     Batch dims come first, and the others in two runs of rising dims. Where there are several dims
@@ -248,7 +250,7 @@ def _suits(sides: Sequence[tuple[int, int]], sizes: Sequence[int], operand: int)
     rising = all(a[1] < b[1] for a, b in pairs if a[0] == b[0])
     if sides[len(sides) - len(inner) :] != inner or turns > 1 or not rising:
         return False
-    rows = [side for (side, _), size in zip(sides, sizes, strict=True) if size > 1]
+    rows = [side for side, _ in sides]
     if rows.count(0) < 2 or max(rows.count(1), rows.count(2)) < 2:
         return True
     return [side for side in rows if side] == sorted((s for s in rows if s), reverse=operand == 1)

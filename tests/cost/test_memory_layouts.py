@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pytest
+
 from autopar.cluster.chip import Platform
 from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
+from autopar.cost.layouts import Layouts
 from autopar.cost.order import lightened
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Block, Collective, Fence, ListingStep, LocalOp, Move, MoveStep
@@ -119,6 +124,26 @@ SUMS_TWO = (
 def test_a_product_with_dims_of_batch_wants_several_kept_dims_before_its_sum() -> None:
     graph = turned_pair(KEEPS_TWO, returns='%y "y"')
     assert made(kernels_of(graph)) == [("%s",), ("%p as 0,1,3,4,2",), ("%y",)]
+
+
+@pytest.mark.parametrize(("summed", "copies"), [(16, {"%s": "%s as 0,1,2,4,3"}), (1, {})])
+def test_a_dim_that_is_one_long_on_a_device_has_no_order(
+    summed: int, copies: Mapping[str, str]
+) -> None:
+    """What is summed lies between two dims that are kept, but for where a device has one of it."""
+    graph = graph_of(
+        "%s: f32[4,3,32,16,2] = dot_general(%k, %q) forward "
+        "{dimension_numbers=(((3,), (4,)), ((0, 1), (0, 1)))}",
+        "%y: f32[4,3,32,2,8] = dot_general(%s, %v) forward "
+        "{dimension_numbers=(((3,), (2,)), ((0, 1), (0, 1)))}",
+        inputs='%k: f32[4,3,32,8] batch "k",\n%q: f32[4,3,16,2,8] batch "q",\n'
+        '%v: f32[4,3,16,8] batch "v"',
+        returns='%y "y"',
+    )
+    scores, mixed = graph.ops
+    layouts = Layouts({}, "gpu")
+    assert not layouts.product(scores, ("%k", "%q"), "%s", (4, 3, 32, summed, 2))
+    assert layouts.product(mixed, ("%s", "%v"), "%y", (4, 3, 32, 2, 8)) == copies
 
 
 def test_one_kernel_writes_a_value_as_it_lies_and_turned_over() -> None:

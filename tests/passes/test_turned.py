@@ -69,8 +69,11 @@ def test_the_bytes_are_those_of_the_copies_in_the_listing(scan: bool, method: st
             runs *= flow.trips if flow is not None else 1
         told += runs * found.nbytes(lies, mesh, on_gpu=True)
     listing = plan.programs.program.parts[0].listing
-    assert told == copied_bytes(graph, listing.block, sizes)
-    assert (told < 1e9) == (method == "megatron")  # which has one head of keys on a device
+    copied = copied_bytes(graph, listing.block, sizes)
+    if method == "dp":
+        assert told == copied > 1e9
+    else:  # with one head of keys on a device, several orders of a value may be the same
+        assert copied <= told < 1e9
 
 
 def test_as_many_heads_of_keys_as_of_queries_are_never_turned_over() -> None:
