@@ -60,10 +60,15 @@ class Equation:
                 a is b or (a == b and isinstance(a, int))
                 for a, b in zip(operands, other.operands, strict=True)
             )
-            and all(map(_is_plain, self.params.values()))
+            and self.has_plain_params
             and self.params == other.params
             and self.result_avals == other.result_avals
         )
+
+    @cached_property
+    def has_plain_params(self) -> bool:
+        """True if its parameters are numbers, names and tuples of such, which compare."""
+        return all(map(_is_plain, self.params.values()))
 
     @cached_property
     def control_flow(self) -> ControlFlow | None:

@@ -47,7 +47,7 @@ from autopar.planner.compatibility import check_plan
 from autopar.planner.placed_stages import slice_whole
 from autopar.planner.remat import Form, form_of
 from autopar.planner.request import Request
-from autopar.rules import RuleBook, attach_rules
+from autopar.rules import RuleBook, attach_alike, attach_rules
 from autopar.schedule.table import finest_schedule
 
 
@@ -231,8 +231,7 @@ def batched(
 
 
 def _graphs(trace: MicrobatchTrace, rules: RuleBook) -> BatchGraphs:
-    whole = attach_rules(trace.whole.graph, rules)
-    part = attach_rules(trace.part.graph, rules)
+    whole, part = attach_alike((trace.whole.graph, trace.part.graph), rules)
     return BatchGraphs(whole, part, trace.microbatches, trace.index, trace.sources)
 
 

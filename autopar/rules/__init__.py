@@ -9,6 +9,7 @@ from autopar.rules.table import CONTROL as CONTROL
 from autopar.rules.table import HEAVY as HEAVY
 from autopar.rules.table import PARALLEL as PARALLEL
 from autopar.rules.table import REPLICATED as REPLICATED
+from autopar.rules.table import attach_alike as attach_alike
 from autopar.rules.table import attach_rules as attach_rules
 from autopar.rules.table import has_rule as has_rule
 from autopar.rules.table import primitive as primitive

@@ -174,7 +174,19 @@ def primitive_fates() -> tuple[tuple[str, str], ...]:
 
 def attach_rules(graph: Graph, book: RuleBook = RuleBook()) -> Graph:
     """The graph with a rule on each op; ops that hold bodies get theirs within."""
-    return _attached(graph, book, {})
+    (ruled,) = attach_alike((graph,), book)
+    return ruled
+
+
+def attach_alike(graphs: Sequence[Graph], book: RuleBook = RuleBook()) -> tuple[Graph, ...]:
+    """Graphs with a rule on each op; one op that stands in several stays one op."""
+    seen: dict[object, Rule] = {}
+    ruled: dict[int, Op] = {}  # by the id of the op without its rule, which the graphs keep
+    for graph in graphs:
+        for op in graph.ops:
+            if id(op) not in ruled:
+                ruled[id(op)] = _with_rule(graph, op, book, seen)
+    return tuple(replace(g, ops=tuple([ruled[id(op)] for op in g.ops])) for g in graphs)
 
 
 def unknown_ops(graph: Graph) -> tuple[Op, ...]:
@@ -186,13 +198,13 @@ def unknown_ops(graph: Graph) -> tuple[Op, ...]:
     return tuple(first.values())
 
 
-def _attached(graph: Graph, book: RuleBook, seen: dict[object, Rule]) -> Graph:
-    return replace(graph, ops=tuple(_with_rule(graph, op, book, seen) for op in graph.ops))
-
-
 def _with_rule(graph: Graph, op: Op, book: RuleBook, seen: dict[object, Rule]) -> Op:
     if op.graphs:
-        return replace(op, graphs=tuple(_attached(g, book, seen) for g in op.graphs))
+        bodies = (
+            replace(body, ops=tuple([_with_rule(body, o, book, seen) for o in body.ops]))
+            for body in op.graphs
+        )
+        return replace(op, graphs=tuple(bodies))
     operands = tuple(graph.value(o) for o in op.operands)
     results = tuple((v.shape, v.dtype) for v in op.results)
     literals = tuple(o.text if isinstance(o, Literal) else None for o in op.operands)

@@ -65,18 +65,8 @@ class Candidate:
         """The cost of each stage, with the dispatch of F, I and, where it is a task, W."""
         task = Seconds(self.table.task_seconds)
         tasks = StageCost(task, task, task if self._splits else Seconds())
-        options = self.costs.options
-        sums = (
-            StageCost.of_layers(
-                (
-                    tasks,
-                    *options[part.option].layers[part.first : part.last + 1],
-                    StageCost(fixed_bytes=options[part.option].spare_bytes),
-                )
-            )
-            for part in self.parts
-        )
-        return tuple(cost if self._splits else cost.unsplit for cost in sums)
+        sums = [self.costs.stage(part.option, part.first, part.last, tasks) for part in self.parts]
+        return tuple(sums if self._splits else [cost.unsplit for cost in sums])
 
     @cached_property
     def pace_seconds(self) -> float:
@@ -125,6 +115,20 @@ class Candidate:
         for sums, device in zip(self.sums, self.device_of, strict=True):
             held[device] = max(held[device], flights[device] * sums.activation_bytes)
         return self._on_devices(tuple(held))
+
+    @property
+    def least_bytes(self) -> tuple[int, ...]:
+        """The least bytes that one device of each block may hold, found without its tasks.
+
+        That is as if the most that are in flight were of its leanest stage, and about to end.
+        """
+        found: list[int] = []
+        for device, flights in enumerate(self._flights):
+            own = [s for s, d in zip(self.sums, self.device_of, strict=True) if d == device]
+            ending = (min(s.kept_bytes, s.activation_bytes) for s in own)
+            lasting = (s.activation_bytes for s in own)
+            found.append(flights * min(ending if self._splits else lasting))
+        return self._on_devices(tuple(found))
 
     def run_simulation(self, grid: Grid) -> tuple[float, tuple[int, ...]]:
         """Seconds of the step, and the most bytes on one device of each block.

@@ -7,7 +7,7 @@ makes the others wait once a step, for its bubble term: see `autopar.schedule.ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -53,6 +53,7 @@ class IntervalCosts:
     working: Ints
     once: Ints
     cut: Floats
+    _stages: dict[object, StageCost] = field(default_factory=dict[object, StageCost], repr=False)
 
     @property
     def microbatches(self) -> int:
@@ -63,6 +64,16 @@ class IntervalCosts:
     def layer_count(self) -> int:
         """The number of layers."""
         return len(self.seconds[0])
+
+    def stage(self, option: int, first: int, last: int, tasks: StageCost) -> StageCost:
+        """The cost of a stage and its tasks' dispatch; equal layers are added up once."""
+        chosen = self.options[option]
+        layers = chosen.layers[first : last + 1]
+        key = tasks, chosen.spare_bytes, *map(id, layers)
+        if key not in self._stages:
+            spare = StageCost(fixed_bytes=chosen.spare_bytes)
+            self._stages[key] = StageCost.of_layers((tasks, *layers, spare))
+        return self._stages[key]
 
     def under(self, schedule: str) -> IntervalCosts:
         """The costs under a schedule: W is dispatched by itself, or nothing waits for it."""

@@ -43,7 +43,7 @@ from autopar.passes.stage.dynamic import (
 from autopar.passes.stage.interval_costs import IntervalCosts, interval_costs
 from autopar.passes.stage.prices import Choice, StageTable, Wanted
 from autopar.schedule.grid import Grid
-from autopar.schedule.table import SCHEDULES, Bubble, in_flight, make_grid
+from autopar.schedule.table import SCHEDULES, Bubble, check_numbers, in_flight, make_grid
 
 # So many runners-up are reported.
 _OTHERS = 8
@@ -372,31 +372,31 @@ def _chunk_seeds(space: SearchSpace) -> tuple[ChunkSeed, ...]:
     every = space.table.cluster.device_count
     pieces = space.table.layer_count - len(set(space.table.joined))
 
-    def is_wanted(count: int, schedule: str) -> bool:
+    def is_wanted(count: int, chunks: int) -> bool:
         wanted = count == space.stages if space.stages else count > 1 or every == 1
-        return wanted and count * chunks_of(schedule) <= pieces
+        return wanted and count * chunks <= pieces
 
     return tuple(
-        ChunkSeed(space, costs, f, every // devices, options, schedule)
-        for schedule in space.chunked
+        ChunkSeed(space, costs, f, every // devices, options, chunks)
+        for chunks in sorted(set(map(chunks_of, space.chunked)))
         for costs in space.batches
         for f, family in enumerate(space.families)
         for submesh, devices in family.items()
-        if every % devices == 0 and is_wanted(every // devices, schedule)
+        if every % devices == 0 and is_wanted(every // devices, chunks)
         for options in _same_mesh(costs, submesh)
     )
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkSeed:
-    """Equal submeshes under one logical mesh, for one schedule of several chunks."""
+    """Equal submeshes under one logical mesh, for the schedules of so many chunks."""
 
     space: SearchSpace
     costs: IntervalCosts
     family: int
     devices: int
     options: tuple[int, ...]
-    schedule: str
+    chunks: int
 
     @property
     def microbatches(self) -> int:
@@ -410,11 +410,12 @@ class ChunkSeed:
         return self.microbatches * float(whole) / self.devices
 
     def candidates(self) -> Iterator[Candidate]:
-        """Its most even chunks, as if memory were plentiful."""
-        count = self.devices * chunks_of(self.schedule)
+        """Its most even chunks, as if memory were plentiful, under each of its schedules."""
+        count, table = self.devices * self.chunks, self.space.table
         parts = even_chunks(self.costs, self.options, (0,) * count, NO_LIMIT_BYTES)
-        if parts:
-            yield Candidate(self.space.table, self.costs, self.family, parts, self.schedule, False)
+        for schedule in self.space.chunked if parts else ():
+            if chunks_of(schedule) == self.chunks:
+                yield Candidate(table, self.costs, self.family, parts, schedule, False)
 
 
 Seed = FlatSeed | ChunkSeed
@@ -436,8 +437,9 @@ def _same_mesh(costs: IntervalCosts, submesh: int) -> list[tuple[int, ...]]:
 class Ranking:
     """The line of waiting candidates, and the choices that were simulated and fit.
 
-    `least_bytes` is the least peak of a device among simulated candidates that do not fit;
-    `refusals` are the errors of schedules that refuse a number of microbatches.
+    `least_bytes` is the least peak of a device among candidates that were timed and do not fit,
+    `unfit` are those that no order of tasks fits; `refusal` is the first error of a schedule that
+    refuses a number of microbatches.
     """
 
     space: SearchSpace
@@ -445,12 +447,13 @@ class Ranking:
     tries: Counter[str] = field(default_factory=lambda: Counter[str]())
     tasks: int = 0
     least_bytes: float = float("inf")
-    refusals: list[str] = field(default_factory=lambda: list[str]())
+    unfit: list[Candidate] = field(default_factory=lambda: list[Candidate]())
+    refusal: str = ""
     _line: list[tuple[float, int, int, int, int, Seed | Candidate]] = field(
         default_factory=lambda: list[tuple[float, int, int, int, int, Seed | Candidate]]()
     )
-    _grids: dict[tuple[str, int, int], Grid | None] = field(
-        default_factory=lambda: dict[tuple[str, int, int], Grid | None]()
+    _grids: dict[tuple[str, int, int], Grid] = field(
+        default_factory=lambda: dict[tuple[str, int, int], Grid]()
     )
     _met: set[object] = field(default_factory=lambda: set[object]())
     _arrivals: int = 0
@@ -513,8 +516,7 @@ class Ranking:
         hopeless = (candidate.microbatches - 1) * candidate.pace_seconds >= self.best_seconds
         if hopeless or (self.choices and self.tries[candidate.schedule] >= _TRIES):
             return
-        grid = self._grid(candidate)
-        if grid is None:
+        if not self._allows(candidate):
             return
         self.tries[candidate.schedule] += 1
         memory = self.space.table.memory_bytes
@@ -525,14 +527,19 @@ class Ranking:
             self._miss(candidate, max(candidate.formula_bytes))
             return
         self.tasks += candidate.task_count
+        # What no order of tasks holds less than needs no simulation.
+        if max(candidate.least_bytes) > memory:
+            self.unfit.append(candidate)
+            self._miss(candidate)
+            return
         # The simulator has the last word on seconds and bytes.
-        choice = candidate.simulated(grid)
+        choice = candidate.simulated(self._grid(candidate))
         if max(choice.peak_bytes) > memory:
             self._miss(candidate, max(choice.peak_bytes))
             return
         self.choices.append(choice)
 
-    def _miss(self, candidate: Candidate, nbytes: int) -> None:
+    def _miss(self, candidate: Candidate, nbytes: float = math.inf) -> None:
         """Let one that fits wait in its place, if there is one."""
         self.least_bytes = min(self.least_bytes, nbytes)
         # Its stages were chosen for the schedule in its group that keeps least: choose them for
@@ -542,16 +549,27 @@ class Ranking:
             if tight:
                 self._wait(tight)
 
-    def _grid(self, candidate: Candidate) -> Grid | None:
-        """The grid, made once for each schedule and numbers; None where the schedule refuses."""
+    def _allows(self, candidate: Candidate) -> bool:
+        """True if its schedule allows so many stages and microbatches."""
+        numbers = candidate.devices, candidate.microbatches, candidate.chunks
+        try:
+            check_numbers(SCHEDULES[candidate.schedule], *numbers)
+        except ScheduleError as error:
+            self.refusal = self.refusal or str(error)
+            return False
+        return True
+
+    def _grid(self, candidate: Candidate) -> Grid:
+        """The grid, made once for each schedule and numbers."""
         key = (candidate.schedule, candidate.devices, candidate.microbatches)
         if key not in self._grids:
-            try:
-                self._grids[key] = make_grid(*key, candidate.chunks)
-            except ScheduleError as error:
-                self.refusals.append(str(error))
-                self._grids[key] = None
+            self._grids[key] = make_grid(*key, candidate.chunks)
         return self._grids[key]
+
+    def leanest(self) -> float:
+        """The least peak of a device among all candidates that do not fit."""
+        unfit = (max(c.simulated(self._grid(c)).peak_bytes) for c in self.unfit)
+        return min([self.least_bytes, *unfit])
 
     def rank(self) -> list[Choice]:
         """The choices, best first.
@@ -632,15 +650,16 @@ def _refusal(space: SearchSpace, ranking: Ranking) -> InfeasibleError:
             "forwards be recomputed"
         )
     # b. Some fit, but not under the schedules that are allowed.
-    if ranking.least_bytes < float("inf"):
+    leanest = ranking.leanest()
+    if leanest < math.inf:
         return MemoryLimitError(
             f"no stages fit the {show_bytes(limit)} of a device under "
             f"{' or '.join(space.schedules)}: the leanest that were tried need "
-            f"{show_bytes(ranking.least_bytes)}. Allow a schedule that keeps fewer, as 1f1b"
+            f"{show_bytes(leanest)}. Allow a schedule that keeps fewer, as 1f1b"
         )
     # c. A schedule refuses the number of microbatches.
-    if ranking.refusals:
-        return InfeasibleError(ranking.refusals[0])
+    if ranking.refusal:
+        return InfeasibleError(ranking.refusal)
     # d. No sharding suits the submeshes that are left.
     if unsuited := _describe_unsuited(space):
         return InfeasibleError(unsuited)

@@ -120,6 +120,8 @@ def _kind(aval: Any) -> tuple[int, str]:
 
 def _odd_params(whole: Equation, part: Equation) -> list[str]:
     """Parameters that differ by more than the sizes that they name."""
+    if part.has_plain_params and whole.params == part.params:
+        return []
     whole_size = [n for s in (*whole.operand_shapes, *_shapes(whole)) for n in s]
     part_size = [n for s in (*part.operand_shapes, *_shapes(part)) for n in s]
     ratios = {(a, b) for a, b in zip(whole_size, part_size, strict=False) if a != b}

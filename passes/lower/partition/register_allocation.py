@@ -236,19 +236,27 @@ class RegisterAllocation:
         """The slot of an output where it is made; of new state, where the old state lives."""
         maker = self._dataflow.output_parts[output]
         part, graph = self._dataflow.parts[maker], self._step.graph
-        operand = graph.outputs[output]
         home = self._step.return_home.get(output, -1)
-        slot = self._made[maker][part.graph.outputs.index(operand)]
+        replaced = self._replaced.get(output, "")
+        if home == part.submesh:
+            return self._made[maker][self._returned[maker][replaced]]
+        slot = self._made[maker][part.graph.outputs.index(graph.outputs[output])]
         if home < 0:
             return slot
-        replaced = graph.inputs[dict(graph.donated)[output]].value
         # Made on another submesh than the old state: sent home.
-        if home != part.submesh:
-            return self._copy_to(home, slot, self._state_sharding(replaced))
-        names = [i.value.name for i in part.graph.inputs]
-        return next(
-            self._made[maker][o] for o, i in part.graph.donated if names[i] == replaced.name
-        )
+        return self._copy_to(home, slot, self._state_sharding(graph.values[replaced]))
+
+    @cached_property
+    def _replaced(self) -> Mapping[int, str]:
+        """Output of the step -> the state that it replaces."""
+        graph = self._step.graph
+        return {o: graph.inputs[i].value.name for o, i in graph.donated}
+
+    @cached_property
+    def _returned(self) -> Sequence[Mapping[str, int]]:
+        """For each part: state that it replaces -> the output that does."""
+        graphs = [part.graph for part in self._dataflow.parts]
+        return [{g.inputs[i].value.name: o for o, i in g.donated} for g in graphs]
 
     def _kept_slot(self, value: Value) -> Slot:
         """The slot of an input that comes back as it is."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from autopar.ir.control_flow import REMAT
-from autopar.ir.graph import Graph, Op
+from autopar.ir.graph import Graph
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.sharding_plan import ShardingPlan
@@ -112,11 +111,9 @@ def part_plan(part: Part, joint: SubmeshGraph, plan: ShardingPlan) -> ShardingPl
         )
     inside = part.graph.nested_values
     values = {name: sharding for name, sharding in plan.values if name in inside}
-    shardings = _InputShardings(joint, plan)
-    values.update((i.value.name, shardings.incoming(part, i)) for i in part.graph.inputs)
+    values.update((i.value.name, _incoming(part, i, joint, plan)) for i in part.graph.inputs)
     # Op paths begin with the number of the op: in the submesh's graph j, in the part's i.
-    place = {e: j for j, e in enumerate(joint.equations)}
-    path_of = {place[e]: i for i, e in enumerate(part.equations)}
+    path_of = {joint.places[e]: i for i, e in enumerate(part.equations)}
     return replace(
         plan,
         values=tuple(values.items()),
@@ -138,40 +135,17 @@ def left_partial(part: Part, joint: SubmeshGraph) -> frozenset[str]:
     return summed | (frozenset(map(str, part.graph.outputs)) - joint.final)
 
 
-class _InputShardings:
-    """Shardings of values between the parts of a submesh."""
-
-    def __init__(self, joint: SubmeshGraph, plan: ShardingPlan) -> None:
-        self._joint, self._plan = joint, plan
-        self._aliases = dict(_aliases(joint.graph.ops))
-
-    def incoming(self, part: Part, given: Input) -> Sharding:
-        """The sharding of an input of a part: partial only if no other submesh reads the value."""
-        name = given.value.name
-        # What a remat gives back has the sharding of the value in its body, or of its operand.
-        seen: Mapping[str, Sharding] = self._plan.sharding_of
-        known = name
-        while known not in seen and known in self._aliases:
-            known = self._aliases[known]
-        sharding = seen.get(known, replicated(len(given.value.shape)))
-        is_passed = name in part.graph.outputs
-        # A value that leaves the submesh is combined where it is made, so all its readers find it
-        # whole.
-        if name in self._joint.final and not is_passed:
-            return Sharding(sharding.dims)
-        return sharding
-
-
-def _aliases(ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
-    """Pairs of names for one value inside and outside a remat."""
-    for op in ops:
-        if op.kind not in REMAT:
-            continue
-        body = op.graphs[0]
-        for result, output in zip(op.results, body.outputs, strict=True):
-            if isinstance(output, str):
-                yield result.name, output
-        for inner, operand in zip(body.inputs, op.operands, strict=True):
-            if isinstance(operand, str):
-                yield inner.value.name, operand
-        yield from _aliases(body.ops)
+def _incoming(part: Part, given: Input, joint: SubmeshGraph, plan: ShardingPlan) -> Sharding:
+    """The sharding of an input of a part: partial only if no other submesh reads the value."""
+    name = given.value.name
+    # What a remat gives back has the sharding of the value in its body, or of its operand.
+    seen: Mapping[str, Sharding] = plan.sharding_of
+    known = name
+    while known not in seen and known in joint.aliases:
+        known = joint.aliases[known]
+    sharding = seen.get(known, replicated(len(given.value.shape)))
+    # A value that leaves the submesh is combined where it is made, so all its readers find it
+    # whole, but for a part that passes it on.
+    if name in joint.final and name not in part.graph.outputs:
+        return Sharding(sharding.dims)
+    return sharding
