@@ -26,11 +26,12 @@ class Role(Enum):
 
 def item_bytes(dtype: str) -> int:
     """Bytes of one item; typed random keys weigh their two words, fp8 kinds one byte."""
+    known = _ITEM_BYTES.get(dtype)
+    if known is not None:
+        return known
     if dtype.startswith("key"):
         return _KEY_BYTES
-    if dtype.startswith("f8"):
-        return 1
-    return _ITEM_BYTES.get(dtype, _UNKNOWN_BYTES)
+    return 1 if dtype.startswith("f8") else _UNKNOWN_BYTES
 
 
 @dataclass(frozen=True, slots=True)

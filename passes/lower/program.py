@@ -89,12 +89,25 @@ class _Walk:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._live: list[set[int]] = [set() for _ in program.register_counts]
-        self._freed: list[dict[int, str]] = [{} for _ in program.register_counts]
+        # How a register went, and where.
+        self._freed: list[dict[int, tuple[str, str | int]]] = [{} for _ in program.register_counts]
         self._started: list[set[int]] = [set() for _ in program.register_counts]
         self._shardings: list[dict[int, Sharding]] = [{} for _ in program.register_counts]
         self._crossing: dict[tuple[tuple[int, ...], int, Sharding], bool] = {}
+        # Of each part: a maximum of partial sums is not the maximum of the sums.
+        self._mixed = [
+            [
+                accumulator
+                for accumulator, sharding in zip(
+                    reversed(given.part.accumulators), reversed(given.listing.output_shardings),
+                    strict=False,
+                )
+                if sharding.partial and accumulator.combiner not in _LINEAR
+            ][::-1]
+            for given in program.parts
+        ]  # fmt: skip
         self._found: list[str] = []
-        self._where = "the arguments"
+        self._where: str | int = "the arguments"  # or the number of an instruction
 
     def faults(self) -> list[str]:
         """Walk to the end; gives back all faults, in order."""
@@ -102,7 +115,7 @@ class _Walk:
         for feed in self._program.feeds:
             self._write(feed.submesh, feed.registers, repeat(feed.sharding))
         for number, step in enumerate(self._program.instructions):
-            self._where = f"instruction {number}"
+            self._where = number
             if isinstance(step, Run):
                 self._run(step)
             elif isinstance(step, Send):
@@ -116,7 +129,7 @@ class _Walk:
         # Outputs must be there at the end, and nothing else may be.
         self._where = "the end"
         for fetch in self._program.fetches:  # several outputs may be one value
-            self._read(fetch.submesh, fetch.registers, [fetch.sharding] * len(fetch.registers))
+            self._read(fetch.submesh, fetch.registers, (fetch.sharding,) * len(fetch.registers))
         for fetch in self._program.fetches:
             self._live[fetch.submesh].difference_update(fetch.registers)
         for submesh, live in enumerate(self._live):
@@ -126,12 +139,18 @@ class _Walk:
         return self._found
 
     def _fault(self, text: str) -> None:
-        self._found.append(f"{self._where}: {text}")
+        self._found.append(f"{self._show(self._where)}: {text}")
+
+    def _show(self, where: str | int) -> str:
+        if isinstance(where, str):
+            return where
+        step = self._program.instructions[where]
+        part = f" ({self._program.parts[step.part].part.name})" if isinstance(step, Run) else ""
+        return f"instruction {where}{part}"
 
     def _run(self, step: Run) -> None:
         given = self._program.parts[step.part]
         part = given.part
-        self._where += f" ({part.name})"
         counts = (len(step.inputs), len(step.accumulators), len(step.outputs))
         summed = len(part.accumulators)
         wanted = (len(part.graph.inputs), summed, len(part.graph.outputs) - summed)
@@ -140,15 +159,14 @@ class _Walk:
             return
         made = given.listing.output_shardings
         sums = len(made) - summed
-        self._read(part.submesh, step.inputs, list(given.listing.input_shardings))
-        self._read(part.submesh, step.accumulators, list(made[sums:]))
-        for accumulator, sharding in zip(part.accumulators, made[sums:], strict=True):
-            # A maximum of partial sums is not the maximum of the sums.
-            if sharding.partial and accumulator.combiner not in _LINEAR:
-                self._fault(f"{accumulator.value} is combined by {accumulator.combiner} as a sum")
+        self._read(part.submesh, step.inputs, given.listing.input_shardings)
+        self._read(part.submesh, step.accumulators, made[sums:])
+        for accumulator in self._mixed[step.part]:
+            self._fault(f"{accumulator.value} is combined by {accumulator.combiner} as a sum")
         # An accumulator must have been started.
-        for register in sorted({*step.accumulators} - self._started[part.submesh]):
-            self._fault(f"r{register} is no accumulator")
+        if not self._started[part.submesh].issuperset(step.accumulators):
+            for register in sorted({*step.accumulators} - self._started[part.submesh]):
+                self._fault(f"r{register} is no accumulator")
         # Donated state is overwritten by the outputs.
         for position in given.donated:
             register = step.inputs[position]
@@ -170,8 +188,8 @@ class _Walk:
                     mesh = self._program.submeshes[submesh].mesh
                     self._fault(f"{transfer.value} cannot cross as {sharding} on ({mesh})")
         transfers = step.transfers
-        self._read(step.source, [p.source for p in transfers], [p.before for p in transfers])
-        self._write(step.target, (p.target for p in transfers), (p.after for p in transfers))
+        self._read(step.source, [p.source for p in transfers], tuple([p.before for p in transfers]))
+        self._write(step.target, [p.target for p in transfers], [p.after for p in transfers])
 
     def _may_cross(self, shape: tuple[int, ...], submesh: int, sharding: Sharding) -> bool:
         """True if a value may leave or enter a submesh so; every microbatch asks the same."""
@@ -183,14 +201,16 @@ class _Walk:
 
     # -- registers -------------------------------------------------------------------------
 
-    def _read(self, submesh: int, registers: Sequence[int], shardings: Sequence[Sharding]) -> None:
+    def _read(
+        self, submesh: int, registers: Sequence[int], shardings: tuple[Sharding, ...]
+    ) -> None:
         live, lying = self._live[submesh], self._shardings[submesh]
         # Nearly always nothing is wrong, and a part has many registers.
-        if live.issuperset(registers) and [lying[r] for r in registers] == shardings:
+        if live.issuperset(registers) and tuple([lying[r] for r in registers]) == shardings:
             return
         for register, sharding in zip(registers, shardings, strict=False):
             if register not in live:
-                how = self._freed[submesh].get(register, "not there yet")
+                how = self._gone(submesh, register)
                 self._fault(f"reads r{register} of submesh {submesh}, which is {how}")
                 continue
             written = lying.get(register, sharding)
@@ -204,19 +224,26 @@ class _Walk:
         lying, count = self._shardings[submesh], self._program.register_counts[submesh]
         for register, sharding in zip(registers, shardings, strict=False):
             lying[register] = sharding
+            # Written once: neither there nor gone before.
             if register in live or register in freed:
                 self._fault(f"writes r{register} of submesh {submesh} a second time")
             if not 0 <= register < count:
                 self._fault(f"writes r{register} of submesh {submesh}, which has no such register")
-            # Written once: neither there nor gone before.
             live.add(register)
+
+    def _gone(self, submesh: int, register: int) -> str:
+        """What became of a register that is not there."""
+        if register not in self._freed[submesh]:
+            return "not there yet"
+        how, where = self._freed[submesh][register]
+        return f"{how} at {self._show(where)}"
 
     def _drop(self, submesh: int, register: int, how: str) -> None:
         if register not in self._live[submesh]:
-            was = self._freed[submesh].get(register, "not there yet")
+            was = self._gone(submesh, register)
             self._fault(f"r{register} of submesh {submesh} is {how}, but is {was}")
         self._live[submesh].discard(register)
-        self._freed[submesh][register] = f"{how} at {self._where}"
+        self._freed[submesh][register] = how, self._where
 
 
 _KINDS = {

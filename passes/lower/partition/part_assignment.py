@@ -100,7 +100,7 @@ class LoopParts:
 def assign_loop_ops(step: StepAnalysis) -> LoopParts:
     """Assign each op of each loop to its part."""
     splits_backward = step.schedule.needs_split
-    own: dict[PartKey, list[int]] = {}
+    own: dict[PartKey, Sequence[int]] = {}
     # 1. The stage of each op, and its pass.
     places = tuple(
         _with_late_ops(step, _loop_places(step, loop)) for loop in range(step.batching.loops)
@@ -108,14 +108,15 @@ def assign_loop_ops(step: StepAnalysis) -> LoopParts:
     for loop, here in enumerate(places):
         # 2. The ops of the backward pass that no other stage waits for: W.
         weights = _weight_gradients(step, here) if splits_backward else frozenset[int]()
+        together: dict[tuple[PartKind, int], list[int]] = {}
         for i, place in here.items():
             kind = PartKind.FORWARD
             if place.is_backward and not splits_backward:
                 kind = PartKind.BACKWARD
             elif place.is_backward:
                 kind = PartKind.WEIGHT_GRADIENT if i in weights else PartKind.INPUT_GRADIENT
-            key = PartKey(kind, place.stage, step.submesh(place.stage), loop)
-            own.setdefault(key, []).append(i)
+            together.setdefault((kind, place.stage), []).append(i)
+        own.update((PartKey(k, s, step.submesh(s), loop), ops) for (k, s), ops in together.items())
     return LoopParts(own, places)
 
 
@@ -336,8 +337,10 @@ def assign_once_ops(step: StepAnalysis, loops: Mapping[PartKey, Sequence[int]]) 
     for segment in sorted({*segments.values(), *placement.passed}):
         members = [i for i in sorted(segments) if segments[i] == segment]
         rounds = _rounds(step, placement, members, segment)
+        together: dict[tuple[int, int], list[int]] = {}
         for (i, submesh), number in sorted(rounds.items()):
-            found.ops.setdefault(_once_key(step, segment, submesh, number), []).append(i)
+            together.setdefault((submesh, number), []).append(i)
+        found.ops.update((_once_key(step, segment, *at), ops) for at, ops in together.items())
         for name, submesh in placement.passed.get(segment, {}).items():
             found.passed.setdefault(_once_key(step, segment, submesh, 0), []).append(name)
     return found

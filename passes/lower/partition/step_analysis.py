@@ -73,12 +73,12 @@ class StepAnalysis:
 
     # -- the graph -------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def graph(self) -> Graph:
         """The graph of one microbatch."""
         return self.batching.graph
 
-    @property
+    @cached_property
     def ops(self) -> tuple[Op, ...]:
         """Its ops."""
         return self.graph.ops
@@ -161,21 +161,23 @@ class StepAnalysis:
         """
         found = [False] * len(self.ops)
         source_bytes: dict[str, int] = {}
+
+        def sources(op: Op) -> int:
+            """Bytes at the ends of a chain of repeated ops: what it takes to run them again."""
+            read, values = set(op.value_operands()), self.graph.values
+            return sum(source_bytes[n] if n in source_bytes else values[n].nbytes for n in read)
+
         for i, op in enumerate(self.ops):
             if not self.live[i] or not op.results or op.graphs or op.host_calls:
                 continue
             if any(r.name in self.leaving for r in op.results):
                 continue
-            # Bytes at the ends of a chain of repeated ops: what must be there to run them again.
-            sources = sum(
-                source_bytes.get(n, self.graph.values[n].nbytes) for n in set(op.value_operands())
-            )
             when, repeated = self.when(i), op.rule is not None and op.rule.on_demand
             # A free op of a loop that only expands: a mask of positions, zeros.
             if when is When.FREE and self.loop_reads[i]:
                 made = sum(r.nbytes for r in op.results)
                 items = sum(r.item_count for r in op.results)
-                expands = made > max(_KEPT_BYTES, _EXPANSION * sources)
+                expands = made > max(_KEPT_BYTES, _EXPANSION * sources(op))
                 repeated = repeated or (expands and op.flops <= _CHEAP * items)
             # A loop op of no stage, made of nothing that a stage makes.
             elif when is When.LOOP and self.home[i] == NOWHERE:
@@ -184,7 +186,7 @@ class StepAnalysis:
                 repeated = repeated or adrift
             found[i] = repeated
             if repeated:
-                source_bytes.update((r.name, sources) for r in op.results)
+                source_bytes.update(dict.fromkeys((r.name for r in op.results), sources(op)))
         return tuple(found)
 
     @cached_property
@@ -203,7 +205,8 @@ class StepAnalysis:
     @cached_property
     def placed(self) -> tuple[int, ...]:
         """The ops that belong to one part, in order: all that are live and not repeated."""
-        return tuple(i for i in range(len(self.ops)) if self.live[i] and not self.is_repeated[i])
+        flags = zip(self.live, self.is_repeated, strict=True)
+        return tuple([i for i, (live, repeated) in enumerate(flags) if live and not repeated])
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
