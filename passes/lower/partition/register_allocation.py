@@ -325,7 +325,8 @@ def insert_frees(
         met.update(step.part for step in group if isinstance(step, Run))
         # 3. Those that a part overwrites are gone with it: nothing frees them.
         for step in group:
-            if isinstance(step, Run):
+            # Each microbatch reads its state again, so only parts that run once overwrite any.
+            if isinstance(step, Run) and not parts[step.part].is_looped:
                 part, slots = parts[step.part], allocation.parts[step.part]
                 mine = part.submesh
                 positions = (*_state(step, part, last), *_sums(step, part, slots, last, sums[mine]))
@@ -392,12 +393,7 @@ def _sums(
 
 
 def _dying(run: Run, part: Part, last: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Positions and registers that a part reads last, once.
-
-    Each microbatch reads its state again, so only parts that run once may overwrite any.
-    """
-    if PartKey.of(part).is_looped:
-        return
+    """Positions and registers that a part, which runs once, reads last and once."""
     dying, often = frozenset(last[part.submesh]), Counter(run.inputs)
     for p, register in enumerate(run.inputs):
         if register in dying and often[register] == 1:
