@@ -99,7 +99,7 @@ class SubmeshGraph:
 
     @cached_property
     def aliases(self) -> Mapping[str, str]:
-        """Value that a remat gives back, or is given -> the same value inside, or outside, of it."""
+        """Value outside or inside of a remat -> the same value inside or outside of it."""
         return dict(_aliases(self.graph.ops))
 
 

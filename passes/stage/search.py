@@ -413,7 +413,9 @@ class ChunkSeed:
         """Its most even chunks, as if memory were plentiful, under each of its schedules."""
         count, table = self.devices * self.chunks, self.space.table
         parts = even_chunks(self.costs, self.options, (0,) * count, NO_LIMIT_BYTES)
-        for schedule in self.space.chunked if parts else ():
+        if not parts:
+            return
+        for schedule in self.space.chunked:
             if chunks_of(schedule) == self.chunks:
                 yield Candidate(table, self.costs, self.family, parts, schedule, False)
 
