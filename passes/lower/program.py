@@ -232,7 +232,7 @@ class _Walk:
             live.add(register)
 
     def _gone(self, submesh: int, register: int) -> str:
-        """What became of a register that is not there."""
+        """The fate of a register that is not there."""
         if register not in self._freed[submesh]:
             return "not there yet"
         how, where = self._freed[submesh][register]
