@@ -36,6 +36,7 @@ from autopar.ir.rule import Rule
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.values import Literal, Value, item_bytes
 from autopar.rules import Fusion, primitive
+from autopar.rules.primitive import fields, ints, pairs
 
 # -- fusion ----------------------------------------------------------------------------------------
 
@@ -127,14 +128,36 @@ def operand_shape(op: Op, operand: int) -> tuple[int, ...]:
 
 
 def has_filter(op: Op) -> bool:
-    """True if a convolution's second operand is a filter: small beside the first."""
-    if op.rule is None:
+    """True if a convolution slides a filter: it has no more taps than the result has places.
+
+    For a filter's own gradient, the gradient of what it made is slid to as few places as it has.
+    """
+    numbers = fields(op.param("dimension_numbers"))
+    slid, made = operand_shape(op, 1), op.results[0].shape
+    if not slid:
         return False
-    factors = op.rule.factors
-    image, second = (
-        math.prod(factors[f].size for dim in dims for f in dim) for dims in op.rule.operands[:2]
-    )
-    return second < image
+    taps = math.prod(slid[d] for d in ints(numbers["rhs_spec"])[2:])
+    return taps <= math.prod(made[d] for d in ints(numbers["out_spec"])[2:])
+
+
+def _features(op: Op) -> int:
+    """The dim of a convolution's result that the second operand makes."""
+    return ints(fields(op.param("dimension_numbers"))["out_spec"])[1]
+
+
+def padded_share(op: Op) -> float:
+    """How many times larger the image is that a convolution reads, padded, than it is given; 1 if
+    the kernel pads it itself: as much on either side.
+    """
+    padding = pairs(op.param("padding"))
+    image = operand_shape(op, 0)
+    if not image or all(low == high for low, high in padding):
+        return 1.0
+    at = ints(fields(op.param("dimension_numbers"))["lhs_spec"])[2:]
+    share = 1.0
+    for d, (low, high), apart in zip(at, padding, op.ints("lhs_dilation"), strict=True):
+        share *= ((image[d] - 1) * apart + 1 + low + high) / image[d]
+    return share
 
 
 def works_in_place(op: Op) -> bool:
@@ -214,7 +237,8 @@ class Line:
     them across, as one that sums cannot. What an all-to-all joined lies `in_parts`, as does what is
     made of such alone: a sum takes it as it lies, but with anything else it is read across. Copies
     whose items are loaded `apart`, by name, come with the product's results that they are made
-    from, and so do those that stand `before` what is computed of such a result.
+    from, and so do those that stand `before` what is computed of such a result. Copies of images
+    are `padded` to so many times their size.
     """
 
     into_products: bool = False
@@ -231,6 +255,7 @@ class Line:
     in_parts: set[str] = field(default_factory=set[str])
     apart: dict[str, str] = field(default_factory=dict[str, str])
     before: dict[str, str] = field(default_factory=dict[str, str])
+    padded: dict[str, float] = field(default_factory=dict[str, float])
     visits: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
@@ -359,7 +384,14 @@ def _read_from_memory(
     if is_scatter(op):  # it computes what it puts, and puts it into what is there
         return line.reads[i][:1] if run.operands[0] is not None else ()
     if op.kind == "conv_general_dilated":
-        return set(line.reads[i]) - _laid_out_filter(line, i, op, run)
+        apart = _laid_out_filter(line, i, op, run)
+        image, share = run.operands[0], padded_share(op)
+        if sizes.platform == "gpu" and image is not None and share > 1:
+            copy = f"{image} padded for {line.makes[i][0]}"
+            line.copied[i] = {**line.copied.get(i, {}), image: copy}
+            line.padded[copy] = share
+            apart.add(image)
+        return set(line.reads[i]) - apart
     if op.kind == "dot_general":
         local = sizes.local(run.result_shardings[0], op.results[0].shape)
         copied = layouts.product(op, run.operands, run.results[0], local)
@@ -758,6 +790,7 @@ class _Writer:
         if self._line.fused[i] and self._sizes.platform == "gpu":
             self._written_at.update(dict.fromkeys(makes, len(self._kernels)))
         if isinstance(step, Move):
+            sources = self._turned_before(step, _pieces(sources))
             mesh = self._sizes.mesh
             for kernel, size in _move_kernels(i, step, _pieces(sources), nbytes[0], mesh):
                 self._nbytes[kernel.makes[0]] = size
@@ -768,6 +801,24 @@ class _Writer:
             turned = f"{makes[0]} in order"
             self._nbytes[turned], self._behind[makes[0]] = nbytes[0], frozenset((turned,))
             self._kernels.append(Kernel(COPY, (turned,), frozenset(makes), is_light=True))
+
+    def _turned_before(self, move: Move, sources: Pieces) -> Pieces:
+        """What a move sends: a filter's gradient is turned over before another dim is scattered.
+
+        It lies with the features that the filter makes outermost, and what is scattered lies there.
+        """
+        at = self._line.maker.get(move.source)
+        op = self._line.ops[at] if at is not None else None
+        if (
+            self._sizes.platform != "gpu" or not move.steps or op is None
+            or op.kind != "conv_general_dilated" or has_filter(op)
+            or move.steps[0].kind != "reduce-scatter" or move.steps[0].dim == _features(op)
+        ):  # fmt: skip
+            return sources
+        turned = f"{move.source} turned for {move.result}"
+        self._nbytes[turned] = self._nbytes[move.source]
+        self._kernels.append(Kernel(COPY, (turned,), sources, is_light=True))
+        return frozenset((turned,))
 
     def _with_epilogues(self, kept: Pieces) -> list[Kernel]:
         """The kernels, those of products with the gelu in them that alone reads what they make.
@@ -851,7 +902,11 @@ class _Writer:
         behind, self._nbytes[copy] = self._computed.get(name, stored)
         if copy in self._line.before:
             behind = frozenset((self._line.before[copy],))
-        at = self._written_at.pop(name, None)
+        if copy in self._line.padded:  # which has another shape: no kernel writes both
+            self._nbytes[copy] = int(self._nbytes[copy] * self._line.padded[copy])
+            behind, at = stored[0], None
+        else:
+            at = self._written_at.pop(name, None)
         if at is not None:
             kernel = self._kernels[at]
             self._kernels[at] = replace(kernel, makes=(*kernel.makes, copy))

@@ -195,3 +195,24 @@ def test_parts_hold_what_a_gpu_compiler_lays_out(cluster: str) -> None:
 @pytest.mark.ci
 def test_parts_hold_what_the_cpu_compiler_lays_out() -> None:
     check(ratios("4xcpu"), 0.8, 1.3)
+
+
+def narrowed(weight: jax.Array, batch: jax.Array) -> Any:
+    """A step of one convolution, whose filter is larger than its images, which it halves."""
+    dims = ("NHWC", "HWIO", "NHWC")
+    made = jax.lax.conv_general_dilated(batch, weight, (2, 2), "SAME", dimension_numbers=dims)
+    return weight, jnp.mean(jnp.tanh(made) ** 2)
+
+
+@needs_gpu_compiler
+def test_a_gpu_compiler_lays_filters_out_anew_and_pads_images() -> None:
+    """Beside the filter, of 18 MiB, and 8 of images."""
+    step = autopar.parallelize(narrowed, cluster="1xh100", cache=False)
+    weight = jax.ShapeDtypeStruct((3, 3, 1024, 1024), jnp.bfloat16)
+    planned = step.planned(weight, jax.ShapeDtypeStruct((4, 32, 32, 1024), jnp.bfloat16))
+    whole = autopar.Cluster.parse("1xh100")
+    (program,) = programs_of(planned, whole, Target.of(whole))
+    export: Any = program.export
+    compiled = compile_ahead(export())
+    assert compiled.peak_bytes > (18 + 8 + 18 + 8) * 2**20
+    assert program.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)

@@ -1,0 +1,77 @@
+"""What XLA for GPUs writes out anew around convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import autopar
+from autopar.cluster.chip import Platform
+from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
+
+FILTER = (3, 3, 64, 64)
+
+
+def stored(
+    cluster: str, image: tuple[int, ...], taps: tuple[int, ...], stride: int,
+    platform: Platform = "gpu", **asked: Any,
+) -> Stored:  # fmt: skip
+    """The kernels of a step that trains one filter."""
+
+    def step(weight: jax.Array, batch: jax.Array) -> Any:
+        def loss(weight: jax.Array) -> jax.Array:
+            dims = ("NHWC", "HWIO", "NHWC")
+            strides = (stride, stride)
+            made = jax.lax.conv_general_dilated(
+                batch, weight, strides, "SAME", dimension_numbers=dims
+            )
+            return jnp.mean(jnp.tanh(made) ** 2)
+
+        return weight - 0.1 * jax.grad(loss)(weight), ()
+
+    planned = autopar.parallelize(step, cluster=cluster, cache=False, **asked).planned(
+        jax.ShapeDtypeStruct(taps, jnp.bfloat16), jax.ShapeDtypeStruct(image, jnp.bfloat16)
+    )
+    (part,) = planned.program.parts
+    sizes = Sizes(planned.graph, planned.plan.mesh, platform)
+    given = sizes.inputs(part.listing)
+    return stored_kernels(part.listing.block, sizes, given, lambda *_: 0)
+
+
+def copies(found: Stored, word: str) -> list[tuple[Kernel, int]]:
+    """The kernels that make a piece with such a word in its name, and its bytes."""
+    return [(k, found.nbytes[k.makes[0]]) for k in found.kernels if word in k.makes[0]]
+
+
+@pytest.mark.parametrize("batch", [1, 256])
+def test_a_filter_is_laid_out_anew_however_small_the_images_are(batch: int) -> None:
+    """It is but the filter: the gradient of what it made is slid, too, and read as it lies."""
+    found = stored("1xh100", (batch, 8, 8, 64), FILTER, 1)
+    ((_, nbytes),) = copies(found, "as filters")
+    assert nbytes == 3 * 3 * 64 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("stride", "platform", "written"), [(1, "gpu", 0), (2, "gpu", 2), (2, "tpu", 0)]
+)
+def test_an_image_that_is_padded_on_one_side_is_written_out_padded(
+    stride: int, platform: Platform, written: int
+) -> None:
+    """For the convolution and for the gradient of its filter."""
+    found = copies(stored("1xh100", (4, 8, 8, 64), FILTER, stride, platform), "padded")
+    assert [nbytes for _, nbytes in found] == written * [4 * 9 * 9 * 64 * 2]
+
+
+@pytest.mark.parametrize(("taps", "turned"), [((3, 3, 64, 33), 1), ((3, 3, 33, 64), 0)])
+def test_the_gradient_of_a_filter_is_turned_over_before_another_dim_is_scattered(
+    taps: tuple[int, ...], turned: int
+) -> None:
+    """It lies with what the filter makes outermost."""
+    found = stored("2xh100", (4, 8, 8, taps[2]), taps, 1, method="fsdp")
+    assert [nbytes for _, nbytes in copies(found, "turned for")] == turned * [3 * 3 * 64 * 33 * 2]
+    scattered = [k for k in found.kernels if k.group is not None and k.group[0] == "reduce-scatter"]
+    assert len(scattered) == 1
+    assert all(scattered[0].reads == {*k.makes} for k, _ in copies(found, "turned for"))
