@@ -515,7 +515,8 @@ class Stored:
 
     `behind` are the pieces that stand for the block's outputs and for the operands of its loops.
     `visits` number values as a compiler visits them from the outputs on; kernels that are none of
-    the block's come with their `operands` in that order, by the first piece that they make.
+    the block's come with their `operands` in that order, by the first piece that they make. Where
+    the compiler `gives_tuples`, what is no result of element-wise work alone comes in one.
     """
 
     kernels: tuple[Kernel, ...]
@@ -524,6 +525,7 @@ class Stored:
     behind: Mapping[str, Pieces] = field(default_factory=dict[str, Pieces])
     visits: Mapping[str, int] = field(default_factory=dict[str, int])
     operands: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    gives_tuples: bool = False
 
     def read_by(self, kernel: Kernel) -> list[str]:
         """The pieces that a kernel reads, those that a compiler visits first in front."""
@@ -757,8 +759,9 @@ class _Writer:
         behind = {o: _pieces(self._behind.get(o, _NONE)) for o in asked}
         kept = _NONE.union(*(behind[o] for o in outputs))
         return Stored(
-            tuple(self._with_epilogues(kept)), self._nbytes, kept, behind, self._line.visits
-        )
+            tuple(self._with_epilogues(kept)), self._nbytes, kept, behind, self._line.visits,
+            gives_tuples=self._sizes.platform == "gpu",
+        )  # fmt: skip
 
     def cut(self, name: str, nbytes: int) -> None:
         """An input that a loop cuts out: element-wise readers do it themselves."""

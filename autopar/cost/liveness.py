@@ -72,7 +72,7 @@ def held_kinds(moment: Moment, kinds: Mapping[str, HeldKind]) -> Iterator[Counte
         dead = dying.get(k, ())
         held = now.copy()
         held[HeldKind.TEMPORARY] += kernel.scratch_bytes
-        for name in lives.taken(kernel, dead) if kernel.in_place and dead else ():
+        for name in lives.taken(kernel, dead):
             held[kind_of[name]] -= lives.sizes[name]
         yield held
         for name in dead:
@@ -110,14 +110,29 @@ def piece_spans(stored: Stored) -> Mapping[str, Span]:
             spans[name] = (k if name in kernel.makes else first, min(end, lives.last[name]))
     dying = lives.dying()
     for k, kernel in enumerate(kernels):
-        heirs = lives.taken(kernel, dying.get(k, ())) if kernel.in_place else ()
-        gone = [n for n in sorted(dying.get(k, ())) if n not in kernel.makes]
-        for heir in heirs:
-            donor = next((n for n in gone if lives.sizes[n] == lives.sizes[heir]), None)
-            if donor is not None and spans[donor][0] < k:
-                gone.remove(donor)
+        for donor in lives.taken(kernel, dying.get(k, ())).values():
+            if spans[donor][0] < k:
                 spans[donor] = (spans[donor][0], k - 1)
     return spans
+
+
+def buffers(stored: Stored, outside: Collection[str]) -> Iterator[tuple[str, int, Span]]:
+    """The buffers of the pieces that are not outside: the first piece in each, bytes and span.
+
+    What lives on ends behind the last kernel.
+    """
+    lives = _Lives.of(stored, outside)
+    dying, first_of = lives.dying(), dict[str, str]()
+    spans = dict[str, Span]()
+    for k, kernel in enumerate(stored.kernels):
+        taken = lives.taken(kernel, dying.get(k, ()))
+        for name in kernel.makes:
+            if name in lives.sizes:
+                donor = taken.get(name)
+                first = name if donor is None else first_of[donor]
+                first_of[name] = first
+                spans[first] = (spans[first][0] if first in spans else k, lives.last[name])
+    yield from ((name, lives.sizes[name], span) for name, span in spans.items())
 
 
 def _rounded(nbytes: int) -> int:
@@ -126,29 +141,36 @@ def _rounded(nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class _Lives:
-    """Rounded bytes of pieces, their last readers, and which pieces have several readers."""
+    """Rounded bytes of pieces, their last readers, and which pieces have several readers.
+
+    Those `in_tuples` are made by a kernel that gives back several, be it scratch.
+    """
 
     sizes: dict[str, int]
     last: dict[str, int]
     shared: set[str]
+    in_tuples: set[str]
 
     @classmethod
     def of(cls, stored: Stored, outside: Collection[str]) -> _Lives:
         """The lives of the pieces that are not outside."""
         nbytes, sizes = stored.nbytes, dict[str, int]()
         last, made, shared = dict[str, int](), dict[str, int](), set[str]()
+        in_tuples = set[str]()
         for k, kernel in enumerate(stored.kernels):
             for name in kernel.reads:
                 if name in last:
                     shared.add(name)
                 last[name] = k
+            if stored.gives_tuples and not (kernel.is_light and len(kernel.makes) == 1):
+                in_tuples.update(kernel.makes)
             for name in kernel.makes:
                 made[name] = k
                 if name not in outside:
                     sizes[name] = _rounded(nbytes[name])
         last = {**made, **last}
         last.update(dict.fromkeys(stored.kept, len(stored.kernels)))
-        return cls(sizes, last, shared)
+        return cls(sizes, last, shared, in_tuples)
 
     def dying(self) -> Mapping[int, list[str]]:
         """By kernel, what nobody reads any more once it has run."""
@@ -158,23 +180,27 @@ class _Lives:
                 found[k].append(name)
         return found
 
-    def taken(self, kernel: Kernel, dead: Collection[str]) -> tuple[str, ...]:
-        """Results of an in-place kernel that take the buffer of an operand which dies in it.
+    def taken(self, kernel: Kernel, dead: Collection[str]) -> Mapping[str, str]:
+        """Results of an in-place kernel, with the operands that die in it whose buffers they take.
 
-        One that others read too, element-wise work leaves alone.
+        One that others read too, or that comes in a tuple, element-wise work leaves alone.
         """
-        sizes, shared = self.sizes, self.shared
-        free = sorted(
-            sizes[name]
-            for name in dead
-            if name not in kernel.makes and not (kernel.is_light and name in shared)
-        )
-        taken: list[str] = []
+        if not kernel.in_place or not dead:
+            return {}
+        sizes = self.sizes
+        free = [
+            name
+            for name in sorted(dead)
+            if name not in kernel.makes
+            and not (kernel.is_light and (name in self.shared or name in self.in_tuples))
+        ]
+        taken = dict[str, str]()
         for name in kernel.makes:
-            if name in sizes and sizes[name] in free:
-                free.remove(sizes[name])
-                taken.append(name)
-        return tuple(taken)
+            donor = next((n for n in free if sizes[n] == sizes.get(name)), None)
+            if donor is not None:
+                free.remove(donor)
+                taken[name] = donor
+        return taken
 
 
 def _peak(stored: Stored, lives: _Lives, in_place: bool) -> tuple[int, int]:
@@ -187,7 +213,7 @@ def _peak(stored: Stored, lives: _Lives, in_place: bool) -> tuple[int, int]:
         dead = dying.get(k, ())
         total = now + kernel.scratch_bytes
         if total > most:
-            if in_place and kernel.in_place and dead:
+            if in_place:
                 total -= sum(sizes[name] for name in lives.taken(kernel, dead))
             if total > most:
                 most, at = total, k
@@ -202,7 +228,7 @@ def _held_at(stored: Stored, at: int, lives: _Lives) -> tuple[tuple[str, int], .
     held: list[tuple[str, int]] = []
     for k, kernel in enumerate(stored.kernels[: at + 1]):
         dead = [r for r in kernel.reads if last[r] == at and r in sizes] if k == at else []
-        taken = lives.taken(kernel, dead) if kernel.in_place else ()
+        taken = lives.taken(kernel, dead)
         for name in kernel.makes:
             if name in sizes and last[name] >= at and (k < at or name not in taken):
                 held.append((name, sizes[name]))

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.cluster.chip import Platform
+from autopar.cost.heap import Buffer, heap_bytes
 from autopar.cost.kernels import (
-    OUTSIDE,
     Kernel,
     Pieces,
     Sizes,
@@ -22,9 +22,18 @@ from autopar.cost.kernels import (
     pieces_of,
     stored_kernels,
 )
-from autopar.cost.liveness import BlockSpans, Moment, busiest, held_kinds, most_bytes, piece_spans
+from autopar.cost.liveness import (
+    BlockSpans,
+    Moment,
+    buffers,
+    busiest,
+    held_kinds,
+    most_bytes,
+    piece_spans,
+)
 from autopar.cost.order import (
     ahead,
+    along_rows,
     combined,
     depth_first,
     least_first,
@@ -33,7 +42,7 @@ from autopar.cost.order import (
     with_siblings,
 )
 from autopar.cost.sums import added_sums
-from autopar.cost.timeline import Timed, beside_moves, entering, piece_times
+from autopar.cost.timeline import Timed, beside_moves, entering, piece_times, row_work
 from autopar.cost.trips import (
     PIPELINED_IN_TURN,
     Leaving,
@@ -243,12 +252,10 @@ def _running(graph: Graph, moment: Moment) -> tuple[str, OpOrigin]:
 
 
 _NONE: Pieces = frozenset()
-# Of what a step holds beside its arguments: for what its compiler's scheduler does that is not
-# followed here, and for the holes that its allocator leaves.
+# Of what a step holds beside its arguments: for the order in which XLA for GPUs runs the work of
+# trips that it takes out of loops, which is followed only so far, and on other platforms for the
+# holes that their allocators leave. Solvers weigh what they do not lay out with it, too.
 SPARE_SHARE = 0.05
-# The same of the trips that stay in a loop, whose pieces pack badly among the stacks around them.
-# From the buffers of six scanned models on one device: 0.05 to 0.29.
-SPARE_OF_TRIPS = 0.2
 
 
 @dataclass(frozen=True)
@@ -289,7 +296,7 @@ def held_bytes(
     walk = _Walk(sizes, timed)
     given, moment = walk.step(graph, program, sums)
     argument_bytes = sum(given.values())
-    peak_bytes = argument_bytes + beside_arguments(moment)
+    peak_bytes = argument_bytes + walk.laid_out(moment)
     moments = walk.inward(moment)
     return Held(
         argument_bytes, peak_bytes, lambda: peak_of(graph, program, given, moments, peak_bytes)
@@ -308,13 +315,13 @@ class HeldWhile:
 def held_while(graph: Graph, program: Listing, sizes: Sizes, timed: Timed) -> Iterator[HeldWhile]:
     """Bytes held over a step, kernel by kernel; the most is the peak of `held_bytes`.
 
-    A loop is one of its trips. What is held for no piece that is known (see `SPARE_SHARE`) is held
-    in proportion to the rest. `sizes` are those of the graph on the mesh, `timed` is the listing in
-    time.
+    A loop is one of its trips. What is held for no piece that is known, as the heap's holes are, is
+    held in proportion to the rest. `sizes` are those of the graph on the mesh, `timed` is the
+    listing in time.
     """
     walk = _Walk(sizes, timed)
     given, moment = walk.step(graph, program)
-    whole = replace(moment, nbytes=beside_arguments(moment))
+    whole = replace(moment, nbytes=walk.laid_out(moment))
     arguments = argument_kinds(graph, program, given)
     for level in walk.levels(graph, whole, at_top=True):
         yield replace(level, by_kind=level.by_kind + arguments)
@@ -334,6 +341,7 @@ class StepKernels:
     timed: Timed | None
     elsewhere: Mapping[str, PieceTime]  # the times of what is made outside of its loop
     joined: Callable[[Block, Stored], Stored]  # joins those of which several run as one
+    laid_out: Callable[[Moment], int]  # the bytes that a moment of the step takes
 
     def moment(self, stored: Stored) -> Moment:
         """The moment at which the step holds the most, were these its kernels."""
@@ -348,13 +356,9 @@ def step_kernels(graph: Graph, program: Listing, sizes: Sizes, timed: Timed) -> 
     stored = walk.unrolled(program.block, given)
     written = frozenset(walk.written(program.block, stored))
     own = walk.timed(program.block)
-    return StepKernels(program.block, stored, written, outside, own, walk.elsewhere, walk.joined)
-
-
-def beside_arguments(moment: Moment) -> int:
-    """Bytes of a step's moment, and what is held then for no piece that is known."""
-    spare = (moment.nbytes - sum(n for _, n in moment.apart)) * SPARE_SHARE
-    return moment.nbytes + int(spare)
+    return StepKernels(
+        program.block, stored, written, outside, own, walk.elsewhere, walk.joined, walk.laid_out
+    )
 
 
 def held_spans(
@@ -383,6 +387,36 @@ class _Walk:
     def timed(self, block: Block) -> Timed | None:
         """A block in time, where its compiler's scheduler goes by it."""
         return self._timed.get(id(block))
+
+    def laid_out(self, moment: Moment) -> int:
+        """Bytes beside the arguments of a step whose moment this is."""
+        apart = sum(n for _, n in moment.apart)
+        if self._sizes.platform != "gpu":
+            return moment.nbytes + int((moment.nbytes - apart) * SPARE_SHARE)
+        found: list[Buffer] = []
+        self._lay(moment, 0, found)
+        laid_out = heap_bytes(found)
+        return apart + laid_out + (int(laid_out * SPARE_SHARE) if self._crossed else 0)
+
+    def _lay(self, moment: Moment, now: int, found: list[Buffer]) -> int:
+        """Find the buffers of a block that begins now, and of its loops; returns its end."""
+        times: list[tuple[int, int]] = []
+        for kernel in moment.stored.kernels:
+            begin, step = now, kernel.instruction(moment.block)
+            bodies = self._bodies.get(step.results, ()) if isinstance(step, Loop) else ()
+            if bodies and kernel.scratch_bytes == max(b.nbytes for b in bodies):
+                for body in bodies:
+                    now = self._lay(body, now, found)
+            elif kernel.scratch_bytes:
+                found.append(Buffer(kernel.scratch_bytes, now, now))
+            times.append((begin, now))
+            now += 1
+        times.append((now, now))
+        outside = {*moment.outside, *(name for name, _ in moment.apart)}
+        for _, nbytes, (first, last) in buffers(moment.stored, outside):
+            if nbytes:
+                found.append(Buffer(nbytes, times[first][0], times[last][1]))
+        return now
 
     def spans(self, moment: Moment) -> BlockSpans:
         """The spans of a moment's block, and of the bodies of its loops."""
@@ -470,18 +504,23 @@ class _Walk:
         stored: Stored,
         outside: Collection[str],
         apart: Collection[str] = (),
-        entering: tuple[str, ...] = (),
+        follows: Mapping[str, str] | None = None,
     ) -> Moment:
         """The moment of a block with such kernels, its loops at their own moments."""
         timed = self.timed(block)
-        return _scheduled(block, stored, outside, timed, apart, self.elsewhere, entering)
+        return _scheduled(block, stored, outside, timed, apart, self.elsewhere, follows or {})
 
     def joined(self, block: Block, stored: Stored) -> Stored:
         """The kernels of which several run as one joined: collectives, and element-wise work."""
         if self._sizes.platform == "gpu":
+            stored = self._along_rows(block, stored)
             found = self._shapes(block, stored)
             stored = with_siblings(stored, [found.get(k.makes[0]) for k in stored.kernels])
         return combined(stored)
+
+    def _along_rows(self, block: Block, stored: Stored) -> Stored:
+        """The kernels, those that Triton makes one of joined."""
+        return along_rows(stored, [row_work(block, self._sizes, k) for k in stored.kernels])
 
     def _shapes(self, block: Block, stored: Stored) -> dict[str, tuple[int, ...]]:
         """The shapes of what element-wise work makes."""
@@ -560,14 +599,13 @@ class _Walk:
         stored = self.unrolled(body, given, slices, stacked)
         if self._sizes.platform != "gpu" or loop.runs == 1:
             return self.busiest(body, self.joined(body, stored), given)
+        stored = self._along_rows(body, stored)
         leaving = self._leaving(loop, flow, b, stored)
         steady = steady_trip(stored, leaving)
         joined = self.joined(body, steady.stored)
-        moment = self.busiest(body, joined, given, entering=steady.entering)
         if leaving != Leaving():
             self._crossed[loop.results] = stored, leaving
-        spare = int(moment.nbytes * SPARE_OF_TRIPS)
-        return replace(moment, nbytes=max(0, moment.nbytes + spare - steady.handed_bytes))
+        return self.busiest(body, joined, given, follows=steady.follows)
 
     def _leaving(self, loop: Loop, flow: ControlFlow, b: int, body: Stored) -> Leaving:
         """The kernels of a scan that XLA runs in another trip."""
@@ -591,9 +629,12 @@ def _scheduled(
     timed: Timed | None,
     apart: Collection[str] = (),
     elsewhere: Mapping[str, PieceTime] | None = None,
-    entering: tuple[str, ...] = (),
+    follows: Mapping[str, str] | None = None,
 ) -> Moment:
-    """The busiest moment in the order that XLA would choose; pieces `entering` are there already.
+    """The busiest moment in the order that XLA would choose.
+
+    Pieces that each follow another lie in its buffer, which is held outside, if that is read no
+    more when they are made.
 
     1. Of three orders it takes that which holds least, the first of several.
     2. On GPUs its latency-hiding scheduler then moves collectives, and weight gradients to run
@@ -604,6 +645,15 @@ def _scheduled(
         orders.append(post_order(stored, block.outputs))
     order = min(orders, key=lambda o: most_bytes(o, outside))
     order = ahead(order) if timed is None else lightened(beside_moves(order, timed, elsewhere))
-    if entering:
-        order = replace(order, kernels=(Kernel(OUTSIDE, entering, _NONE), *order.kernels))
+    if follows:
+        outside = {*outside, *follows.values(), *_in_their_place(order.kernels, follows)}
     return busiest(block, order, outside, apart)
+
+
+def _in_their_place(kernels: Sequence[Kernel], follows: Mapping[str, str]) -> Iterator[str]:
+    """The pieces that are made after those that they follow were read last."""
+    last = {name: k for k, kernel in enumerate(kernels) for name in kernel.reads}
+    for k, kernel in enumerate(kernels):
+        for name in kernel.makes:
+            if name in follows and last.get(follows[name], -1) < k:
+                yield name

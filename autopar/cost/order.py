@@ -179,7 +179,10 @@ class RowWork:
 
 
 def moved_along_rows(
-    kernels: Sequence[Kernel], work: Sequence[RowWork | None], kept: Collection[str]
+    kernels: Sequence[Kernel],
+    work: Sequence[RowWork | None],
+    kept: Collection[str],
+    once: bool = False,
 ) -> dict[int, frozenset[str]]:
     """By kernel, the pieces that it loads and stores, where Triton makes one of several.
 
@@ -195,7 +198,7 @@ def moved_along_rows(
 
     `work` tells of each kernel if it goes along rows that are short enough, and `kept` are pieces
     that are read elsewhere. Kernels that run by themselves are left out; what others compute moves
-    nothing.
+    nothing. Sums are computed `once`, or by each kernel that reads them.
     """
     # 1. From the last to the first, what is computed by those that read it, and by which.
     readers: dict[str, list[int]] = {}
@@ -212,10 +215,10 @@ def moved_along_rows(
         if not by or any((other := work[r]) is None or other.shape != own.shape for r in by):
             continue
         found = frozenset[int]().union(*(ends.get(r, (r,)) for r in by))
-        if own.sums:
+        if own.sums and (len(found) == 1 or not once):
             ends[k] = found
             joins |= found
-        elif len(found) == 1 and found <= joins:
+        elif not own.sums and len(found) == 1 and found <= joins:
             ends[k] = found
     # 2. What they load in its place.
     makers = {kernels[k].makes[0]: k for k in ends}
@@ -230,6 +233,25 @@ def moved_along_rows(
                 loaded.add(name)
         moved[k] = frozenset(loaded.union(kernels[k].makes))
     return moved
+
+
+def along_rows(stored: Stored, work: Sequence[RowWork | None]) -> Stored:
+    """The same kernels, those of which Triton makes one joined; see `moved_along_rows`.
+
+    Sums that several of them read are stored here, as they are where the kernels lie far apart.
+    """
+    moved = moved_along_rows(stored.kernels, work, stored.kept, once=True)
+    if not moved:
+        return stored
+    left: list[Kernel] = []
+    for k, kernel in enumerate(stored.kernels):
+        pieces = moved.get(k)
+        if pieces is None:
+            left.append(kernel)
+        elif pieces:  # what it sums up is read before, and so nothing may lie in its place
+            reads = pieces.difference(kernel.makes)
+            left.append(replace(kernel, reads=reads, in_place=False))
+    return replace(stored, kernels=tuple(left))
 
 
 def known_before(

@@ -123,7 +123,7 @@ class KernelTimes:
         self._few_blocks: Mapping[tuple[str, ...], FewBlocks] = {}
         self._picked: Mapping[tuple[str, ...], Mapping[str, int]] = {}
         if sizes.platform == "gpu":
-            work = [self._along_rows(k) for k in kernels]
+            work = [row_work(block, sizes, k) for k in kernels]
             along = moved_along_rows(kernels, work, stored.kept)
             self._row_sums = {
                 n for k, w in zip(kernels, work, strict=True) if w and w.sums for n in k.makes
@@ -144,28 +144,6 @@ class KernelTimes:
         if not is_fused_into_readers(op) or counts.scatter(kernel) is not None:
             return None
         return self._sizes.made(step, op)
-
-    def _along_rows(self, kernel: Kernel) -> RowWork | None:
-        """The rows that a kernel goes over, if one tile holds a row."""
-        step = kernel.instruction(self._block)
-        if not isinstance(step, LocalOp) or not kernel.is_light:
-            return None
-        op = self._sizes.op(step.equation)
-        if is_reduction(op):
-            return self._row_sum(step, op)
-        shape = self._sizes.made(step, op)
-        return RowWork(shape, sums=False) if shape and shape[-1] <= _LONGEST_ROW else None
-
-    def _row_sum(self, step: LocalOp, op: Op) -> RowWork | None:
-        """A reduction over the last dim alone."""
-        if op.rule is None or not op.rule.operands or not op.rule.operands[0]:
-            return None
-        *outer, last = op.rule.operands[0]
-        left = {f for dim in op.rule.results[0] for f in dim}
-        shape = self._sizes.shard(step, op)
-        if not left.isdisjoint(last) or any(not left.issuperset(dim) for dim in outer):
-            return None
-        return RowWork(shape, sums=True) if shape[-1] <= _LONGEST_ROW else None
 
     def seconds(self, kernel: Kernel) -> Seconds:
         """Seconds of one run of a kernel, with its collectives wholly exposed."""
@@ -258,6 +236,30 @@ class KernelTimes:
         near = sum(n < self._prices.gpu.cores * _NEAR_CACHE_BYTES for n in sums)
         again = near / _FROM_NEAR_CACHE + (len(sums) - near) / _FROM_CACHE
         return int(items * _SUM_BYTES * again)
+
+
+def row_work(block: Block, sizes: Sizes, kernel: Kernel) -> RowWork | None:
+    """The rows that a kernel goes over, if one tile holds a row."""
+    step = kernel.instruction(block)
+    if not isinstance(step, LocalOp) or not kernel.is_light:
+        return None
+    op = sizes.op(step.equation)
+    if is_reduction(op):
+        return _row_sum(sizes, step, op)
+    shape = sizes.made(step, op)
+    return RowWork(shape, sums=False) if shape and shape[-1] <= _LONGEST_ROW else None
+
+
+def _row_sum(sizes: Sizes, step: LocalOp, op: Op) -> RowWork | None:
+    """A reduction over the last dim alone."""
+    if op.rule is None or not op.rule.operands or not op.rule.operands[0]:
+        return None
+    *outer, last = op.rule.operands[0]
+    left = {f for dim in op.rule.results[0] for f in dim}
+    shape = sizes.shard(step, op)
+    if not left.isdisjoint(last) or any(not left.issuperset(dim) for dim in outer):
+        return None
+    return RowWork(shape, sums=True) if shape[-1] <= _LONGEST_ROW else None
 
 
 def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -> dict[str, int]:

@@ -115,11 +115,13 @@ class Leaving:
 
 @dataclass(frozen=True)
 class SteadyTrip:
-    """The kernels of a trip in the middle of a loop, and what it finds there of the trip before."""
+    """The kernels of a trip in the middle of a loop, and what it finds there of the trip before.
+
+    What `follows` that is handed on in its place.
+    """
 
     stored: Stored
-    entering: tuple[str, ...]
-    handed_bytes: int
+    follows: Mapping[str, str]
 
 
 def steady_trip(body: Stored, leaving: Leaving) -> SteadyTrip:
@@ -136,8 +138,7 @@ def steady_trip(body: Stored, leaving: Leaving) -> SteadyTrip:
     stored = replace(
         body, kernels=tuple(kernels), nbytes=nbytes, kept=body.kept | gathered | waiting
     )
-    handed = sum(body.nbytes[n] for n in before)
-    return SteadyTrip(stored, tuple(before.values()), handed)
+    return SteadyTrip(stored, before)
 
 
 class PieceTime(NamedTuple):
@@ -307,9 +308,7 @@ class Unrolled:
             stack = {self._stacks[result]} if result in self._stacks else _NONE
             name = self._stacks[result] = f"{label} into {result}"
             self.nbytes[name] = self._outer.nbytes[result]
-            self.kernels.append(
-                Kernel(OUTSIDE, (name,), reads | stack, in_place=True, is_light=True)
-            )
+            self.kernels.append(Kernel(OUTSIDE, (name,), reads | stack, in_place=True))
             self.operands[name] = [*stack, *sorted(reads)]
 
     def _carried(self, names: _Names) -> Iterator[tuple[str, Pieces]]:

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from autopar.cost.kernels import Pieces, Sizes, is_fused_into_readers
 from autopar.cost.liveness import Moment
-from autopar.cost.memory import StepKernels, beside_arguments, step_kernels
+from autopar.cost.memory import StepKernels, step_kernels
 from autopar.cost.prices import Prices, elementwise_seconds
 from autopar.cost.timeline import timed_listing
 from autopar.ir.control_flow import PortKind
@@ -361,7 +361,7 @@ class Residuals:
             chosen = frozenset(self.values(again))
             scans = {at: self._brought(pair, chosen) for at, pair in self._pairs.items()}
             moment = self._step.moment(Rerun(self._passes, chosen, scans).stored())
-        return beside_arguments(moment)
+        return self._step.laid_out(moment)
 
     def _brought(self, pair: _Pair, chosen: Collection[str]) -> Brought:
         """The inputs of a backward scan that makes chosen values of its partner's body."""
