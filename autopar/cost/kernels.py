@@ -286,6 +286,13 @@ def read_line(block: Block, sizes: Sizes) -> Line:
                 line.loaded.update(reads)
             if sizes.platform == "gpu" and _joins_inside(step, "all-to-all"):
                 line.in_parts.update(makes)
+            if (
+                sizes.platform == "gpu"
+                and isinstance(step, Move)
+                and _joins_inside(step, "all-gather")
+            ):
+                local = sizes.local(step.after, step.value.shape)
+                layouts.orders.gathered(step.result, step.steps[-1].dim, local)
         for name in reads:
             line.readers[name].append(i)
         for name in makes:

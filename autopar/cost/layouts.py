@@ -94,6 +94,7 @@ class Orders:
 
     def __init__(self, visits: Mapping[str, int]) -> None:
         self._of: dict[str, Order] = {}
+        self._gathered: dict[str, Order] = {}
         self._visits = visits
 
     @property
@@ -109,11 +110,18 @@ class Orders:
         `local` are the result's sizes on a device.
         """
         assert op.rule is not None
-        if _batch_of(op.rule):
+        batched = bool(_batch_of(op.rule))
+        if batched:
             whole = Order(tuple(range(len(local))), (), self._visits.get(made, 0), made)
             self._of[made] = whole.sized(local)
-        lie = [(k, name, self._of.get(name or "")) for k, name in enumerate(operands)]
-        return [Turned(k, name, order) for k, name, order in lie if name and order is not None]
+        found = list[Turned]()
+        for k, name in enumerate(operands):
+            order = self._of.get(name or "")
+            if order is None and not batched:
+                order = self._gathered.get(name or "")
+            if name is not None and order is not None:
+                found.append(Turned(k, name, order))
+        return found
 
     def element_wise(self, op: Op, operands: Sequence[str | None], made: str) -> list[Turned]:
         """The operands that lie otherwise than the first; notes how the result lies.
@@ -129,6 +137,15 @@ class Orders:
             return []
         first = self._of[made] = min((o for _, _, o in lies), key=lambda order: order.product)
         return [Turned(k, name, o, first) for k, name, o in lies if o.dims != first.dims]
+
+    def gathered(self, name: str, dim: int, local: Sequence[int]) -> None:
+        """Notes that a value was gathered along a dim, which comes to lie outermost.
+
+        Only products without a dim of batch are known to want it otherwise. `local` are the sizes
+        of the value on a device.
+        """
+        dims = tuple(sorted(range(len(local)), key=lambda d: d != dim))
+        self._gathered[name] = Order(dims, (), 0, name).sized(local)
 
     def renamed(self, source: str, name: str) -> None:
         """Another name for a value, which lies as it does."""

@@ -284,3 +284,29 @@ def fenced(reads_again: bool) -> dict[str, frozenset[str]]:
 def test_a_fence_waits_for_no_reshaped_value_that_nobody_has_from_it() -> None:
     assert fenced(reads_again=False)["fence 3"] == {"%w"}
     assert fenced(reads_again=True)["fence 3"] == {"%w", "%a"}
+
+
+@pytest.mark.parametrize(("dim", "copied"), [(0, False), (1, True), (2, False)])
+def test_a_product_has_a_gathered_dim_put_back_between_those_on_its_side(
+    dim: int, copied: bool
+) -> None:
+    """What is gathered lies with that dim outermost: b, a, d is not a matrix of (a b) rows."""
+    mesh = MeshShape(("data",), (8,))
+    graph = graph_of(
+        "%y: f32[8,16,64] = dot_general(%x, %w) forward "
+        "{dimension_numbers=(((2,), (0,)), ((), ()))}",
+        inputs='%x: f32[8,16,64] batch "x",\n%w: f32[64,64] state "w"', returns='%y "y"',
+    )  # fmt: skip
+    cut = Sharding(tuple(("data",) if d == dim else () for d in range(3)))
+    gather = Move(
+        Value("%x", (8, 16, 64), "f32"), "%x", "%g", cut, replicated(3),
+        (MoveStep("all-gather", ("data",), dim),),
+        collectives=(Collective("all-gather", ("data",), 8 * 16 * 64 * 4, 0.0),),
+    )  # fmt: skip
+    lies = (replicated(3), replicated(2))
+    steps = (gather, LocalOp((0,), ("%g", "%w"), ("%y",), lies, (replicated(3),)))
+    block = Block(("%x", "%w"), steps, ("%y",))
+    given = {"%x": 8 * 2 * 64 * 4, "%w": 64 * 64 * 4}
+    found = stored_kernels(block, Sizes(graph, mesh), given, lambda *_: 0).kernels
+    between = [("%g as 0,1,2",)] if copied else []
+    assert made(list(found)) == [("%g",), *between, ("%y",)]
