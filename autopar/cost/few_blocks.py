@@ -17,7 +17,7 @@ kernels of models that are not wide have few:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from autopar.cost.kernels import (
@@ -39,6 +39,7 @@ from autopar.rules import primitive
 _BLOCK_BYTES, _LONGEST_COLUMN = 32 * 8, 4096
 _THREADS = 128  # of a block
 _NUMBER_BYTES = 4  # of a row or a column: sums are f32
+_SAME = frozenset({"convert_element_type", "neg"})
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,19 @@ class BlockCounts:
         self._runs = {s.results[0]: s for s in block.instructions if isinstance(s, LocalOp)}
 
     def found(
-        self, shared: Mapping[int, tuple[int, frozenset[str]]]
+        self,
+        shared: Mapping[int, tuple[int, frozenset[str]]],
+        along_rows: Collection[tuple[str, ...]],
     ) -> Mapping[tuple[str, ...], FewBlocks]:
-        """The kernels, by what they make; `shared` is what `at_hand` tells of them."""
+        """The kernels, by what they make; `shared` is what `at_hand` tells of them.
+
+        Those `along_rows` may be Triton's, with which no sum of columns runs.
+        """
         kernels = self._stored.kernels
         sums = {k: own for k, kernel in enumerate(kernels) if (own := self._sum(kernel))}
         scatters = ((kernel.makes, self._put(kernel)) for kernel in kernels)
         found = {makes: few for makes, few in scatters if few is not None}
-        readers = self._readers({own.reads for own in sums.values() if own.reads})
+        readers = self._readers({own.reads for own in sums.values() if own.reads}, along_rows)
         beside: dict[int, list[_Sum]] = {}  # by the first of element-wise kernels that run as one
         for k, own in sums.items():
             reader = readers.get((own.reads, own.shape))
@@ -154,7 +160,9 @@ class BlockCounts:
         nbytes = sum(map(self._bytes, kernel.makes))
         return FewBlocks(nbytes, blocks, nbytes) if blocks < self._filling else None
 
-    def _readers(self, names: Set[str]) -> Mapping[tuple[str, tuple[int, ...]], int]:
+    def _readers(
+        self, names: Set[str], along_rows: Collection[tuple[str, ...]]
+    ) -> Mapping[tuple[str, tuple[int, ...]], int]:
         """The first element-wise kernel that reads a piece, by the piece and the kernel's shape."""
         found: dict[tuple[str, tuple[int, ...]], int] = {}
         for k, kernel in enumerate(self._stored.kernels):
@@ -163,11 +171,51 @@ class BlockCounts:
             if not wanted or not isinstance(step, LocalOp):
                 continue
             op = self._sizes.op(step.equation)
-            if is_fused_into_readers(op):
+            is_by_triton = kernel.makes in along_rows and self._closes_a_diamond(kernel)
+            if is_fused_into_readers(op) and not is_by_triton:
                 shape = self._sizes.made(step, op)
                 for name in sorted(wanted):
                     found.setdefault((name, shape), k)
         return found
+
+    def _closes_a_diamond(self, kernel: Kernel) -> bool:
+        """True if a kernel joins a sum of each row with what it is a sum of.
+
+        XLA looks for that (its SoftmaxRewriterTriton) where it gives work on rows to Triton:
+
+            x -------------------- x - mean
+              `-- sum -- mean --`
+        """
+        seen, waiting = set[str](), [*kernel.makes]
+        while waiting:
+            run = self._runs.get(waiting.pop())
+            names = [n for n in run.operands if n is not None] if run is not None else []
+            if len(names) == 2 and any(
+                self._plain(one) == self._plain(self._summed(other))
+                for one, other in (names, names[::-1])
+            ):
+                return True
+            unstored = [n for n in names if n not in seen and n not in self._stored.nbytes]
+            seen.update(unstored)
+            waiting += unstored
+        return False
+
+    def _summed(self, name: str) -> str:
+        """What a value is a sum of, spread over rows and with numbers, or "" where it is none."""
+        while run := self._runs.get(name):
+            names = [n for n in run.operands if n is not None]
+            if len(names) != 1:
+                return ""
+            if is_reduction(self._sizes.op(run.equation)):
+                return names[0]
+            name = names[0]
+        return ""
+
+    def _plain(self, name: str) -> str:
+        """The value that another is a cast or the negative of."""
+        while (run := self._runs.get(name)) and self._sizes.op(run.equation).kind in _SAME:
+            (name,) = (n for n in run.operands if n is not None)
+        return name
 
     def _loaded(self, reads: Set[str], makes: Sequence[str], items: int) -> int:
         """Bytes that element-wise work loads; numbers of rows or columns, for each of its items."""

@@ -132,7 +132,7 @@ class KernelTimes:
             self._picked = picked_bytes(block, sizes, stored)
             counts = BlockCounts(block, sizes, stored, prices.filling_blocks)
             shared = at_hand(kernels, [self._element_wise_shape(k, counts) for k in kernels])
-            self._few_blocks = counts.found(shared)
+            self._few_blocks = counts.found(shared, self._by_triton)
             self._at_hand = {kernels[k].makes: found for k, (_, found) in shared.items()}
 
     def _element_wise_shape(self, kernel: Kernel, counts: BlockCounts) -> tuple[int, ...] | None:

@@ -330,6 +330,28 @@ def test_work_that_reads_what_is_summed_over_rows_runs_in_its_blocks() -> None:
     assert seconds == pytest.approx(together)
 
 
+@pytest.mark.parametrize("summed", ["g", "q"])
+def test_work_that_joins_rows_with_their_own_sums_runs_without_a_sum_of_columns(
+    summed: str,
+) -> None:
+    """Triton runs it; a sum of other rows XLA does not take for a softmax or a norm."""
+    text = f"""graph step(%g: bf16[32768,1024] batch "g") {{
+      %s: bf16[1024] = reduce_sum(%g) {{axes=(0,), out_sharding=None}}
+      %q: bf16[32768,1024] = square(%g)
+      %m: bf16[32768] = reduce_sum(%{summed}) {{axes=(1,), out_sharding=None}}
+      %b: bf16[32768,1024] = broadcast_in_dim(%m) {{broadcast_dimensions=(0,), shape=(32768, 1024)}}
+      %h: bf16[32768,1024] = sub(%g, %b)
+      return %s, %h
+    }}"""
+    seconds, prices = taken(text, "g")
+    g = 4096 * 1024 * 2
+    alone = g / (8 * 32 * 1.98e9) + prices.elementwise(2 * g)
+    together = 2 * g / (8 * 32 * 1.98e9) + prices.elementwise(g)
+    assert alone < 0.7 * together
+    assert (seconds == pytest.approx(alone, rel=0.02)) == (summed == "g")
+    assert summed == "g" or seconds >= together
+
+
 def test_long_columns_are_split() -> None:
     seconds, prices = taken(GRADIENTS.format(rows=65536, work="mul"), "g")
     g, row = 8192 * 1024 * 2, 1024 * 2
