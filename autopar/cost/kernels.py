@@ -752,7 +752,7 @@ class _Writer:
         self._picked: dict[str, Mapping[str, int]] = {}
         # Of a fused piece, the instructions whose work takes time of its own, with its bytes.
         self._dear: dict[str, Mapping[int, float]] = {}
-        self._before_gelu: dict[str, str] = {}  # products' results, and what gelu makes of them
+        self._epilogues: dict[str, str] = {}  # products' results, and what is made of them alone
         # What lies behind element-wise work, and its bytes, though it may be stored as well.
         self._computed: dict[str, tuple[_Behind, int]] = {}
         self._kernels: list[Kernel] = []
@@ -831,16 +831,17 @@ class _Writer:
         return frozenset((turned,))
 
     def _with_epilogues(self, kept: Pieces) -> list[Kernel]:
-        """The kernels, those of products with the gelu in them that alone reads what they make.
+        """The kernels, those of products with gelu or an addition that alone reads what they make.
 
-        cuBLAS computes it before it stores: XLA for GPUs asks for that (its GemmRewriter).
+        cuBLAS computes it before it stores: XLA for GPUs asks for that (its GemmRewriter). What is
+        added may give its buffer to the sum.
         """
-        if not self._before_gelu:
+        if not self._epilogues:
             return list(self._kernels)
         readers = Counter(r for kernel in self._kernels for r in kernel.reads)
         product_of = {
-            gelu: product
-            for product, gelu in self._before_gelu.items()
+            result: product
+            for product, result in self._epilogues.items()
             if readers[product] == 1 and product not in kept
         }
         makers = {k.makes[0]: k for k in self._kernels if k.makes[0] in product_of.values()}
@@ -850,7 +851,9 @@ class _Writer:
             if name in product_of:
                 product = product_of[name]
                 reads = makers[product].reads | kernel.reads - {product}
-                left.append(replace(makers[product], makes=kernel.makes, reads=reads))
+                left.append(
+                    replace(makers[product], makes=kernel.makes, reads=reads, in_place=True)
+                )
             elif name not in makers:
                 left.append(kernel)
         return left
@@ -884,6 +887,50 @@ class _Writer:
             return None
         others = sum(self._nbytes.get(n, 0) for n in sources) - self._nbytes[products[0]]
         return products[0] if _LARGER * others <= self._nbytes[products[0]] else None
+
+    def _product_added(self, i: int) -> str | None:
+        """The product's result, with a bias or without, that an instruction adds a piece to.
+
+        h = x @ w + b    y = h + c
+        """
+        line, op = self._line, self._line.ops[i]
+        reads = line.reads[i]
+        if (
+            self._sizes.platform != "gpu" or op is None
+            or op.kind not in ADDITIONS or len({*reads}) != 2
+        ):  # fmt: skip
+            return None
+        for one, other in (reads, reads[::-1]):
+            product, added = self._unbiased(one), self._reshaped(other)
+            at = line.maker.get(product)
+            made = line.ops[at] if at is not None else None
+            if made is None or not self._is_plain_product(product):
+                continue
+            nbytes = self._nbytes.get(product, 0)
+            if made.results[0].dtype == op.results[0].dtype and self._nbytes.get(added) == nbytes:
+                return product
+        return None
+
+    def _unbiased(self, name: str) -> str:
+        """What a vector is added to where that alone makes a value, or the value itself."""
+        line, at = self._line, self._line.maker.get(name)
+        op = line.ops[at] if at is not None and name not in self._nbytes else None
+        if at is None or op is None or op.kind != "add" or len(line.reads[at]) != 2:
+            return self._reshaped(name)
+        one, other = line.reads[at]
+        spread = line.maker.get(other)
+        vector = line.ops[spread] if spread is not None else None
+        if vector is None or vector.kind != "broadcast_in_dim" or len(operand_shape(vector, 0)) > 1:
+            return self._reshaped(name)
+        return self._reshaped(one)
+
+    def _reshaped(self, name: str) -> str:
+        """The stored value of which another is a reshape, or the value itself."""
+        at = self._line.maker.get(name)
+        op = self._line.ops[at] if at is not None and name not in self._nbytes else None
+        if at is None or op is None or op.kind != "reshape":
+            return name
+        return self._reshaped(self._line.reads[at][0])
 
     def _is_plain_product(self, name: str) -> bool:
         """True for the result of a matrix product without a dim of batch."""
@@ -1080,9 +1127,9 @@ class _Writer:
         light = self._line.fused[i] or is_reduction(op)
         in_place = works_in_place(op)
         work = 0.0
-        product = self._product_before(i)
+        product = self._product_before(i) or self._product_added(i)
         if product is not None:
-            self._before_gelu[product] = makes[0]
+            self._epilogues[product] = makes[0]
         if light and self._sizes.platform == "gpu":
             inside = self._computed_inside(i, self._result_bytes(i, step)[0])
             work = sum(inside[k] for k in sorted(inside))

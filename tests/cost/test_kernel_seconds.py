@@ -74,13 +74,13 @@ def test_work_of_one_shape_loads_each_piece_once(region: str) -> None:
 
 
 def test_work_that_other_work_lies_between_runs_apart() -> None:
-    """The last addition waits for a product of what the first one makes."""
+    """The last product of items waits for one of matrices, of what the first work makes."""
     piece = "f32[1024,1024]"
     product = "flops=2147483648 {dimension_numbers=(((1,), (0,)), ((), ()))}"
     text = f"""graph step(%a: {piece} batch "a", %w: {piece} state "w") {{
       %x: {piece} = neg(%a)
       %y: {piece} = dot_general(%x, %w) {product}
-      %z: {piece} = add(%a, %y)
+      %z: {piece} = mul(%a, %y)
       return %x, %z
     }}"""
     seconds, prices = taken(text, "a")
@@ -217,6 +217,36 @@ def test_gelu_behind_a_product_is_computed_before_that_stores(
     dot = product_seconds(prices.cluster.chip, (1, 128, 2048, 1024), nbytes, "f32")
     alone = prices.elementwise(max(2 * y + 2048 * 4, 9.9 * y / 4))
     assert seconds == pytest.approx(dot if fused else dot + alone)
+
+
+@pytest.mark.parametrize(
+    ("ends", "sums", "fused"),
+    [
+        ("%y", "%y: {kept} = add(%p, %c)", True),
+        ("%y", "%y: {kept} = add(%c, %h)", True),
+        ("%y, %p", "%y: {kept} = add(%p, %c)", False),  # the product's result is wanted itself
+        ("%y", "%y: {kept} = mul(%p, %c)", False),
+    ],
+)
+def test_a_product_adds_what_its_result_alone_is_added_to(
+    ends: str, sums: str, fused: bool
+) -> None:
+    """As a residual stream is, with a bias before or without."""
+    kept, wide = "f32[1024,2048]", "{broadcast_dimensions=(1,), shape=(1024, 2048)}"
+    product = "flops=4294967296 {dimension_numbers=(((1,), (0,)), ((), ()))}"
+    text = f"""graph step(%x: f32[1024,1024] batch "x", %w: f32[1024,2048] state "w",
+                          %b: f32[2048] state "b", %c: {kept} batch "c") {{
+      %p: {kept} = dot_general(%x, %w) {product}
+      %a: {kept} = broadcast_in_dim(%b) {wide}
+      %h: {kept} = add(%p, %a)
+      {sums.format(kept=kept)}
+      return {ends}
+    }}"""
+    seconds, prices = taken(text, "x", "c")
+    x, w, y = 128 * 1024 * 4, 1024 * 2048 * 4, 128 * 2048 * 4
+    nbytes = x + w + y + fused * y + ("%h" in sums) * 2048 * 4
+    dot = product_seconds(prices.cluster.chip, (1, 128, 2048, 1024), nbytes, "f32")
+    assert seconds == pytest.approx(dot if fused else dot + prices.elementwise(3 * y))
 
 
 @pytest.mark.parametrize(("rows", "faster"), [(262144, 20), (1048576, 2.5)])
