@@ -850,9 +850,13 @@ class _Writer:
             name = kernel.makes[0]
             if name in product_of:
                 product = product_of[name]
-                reads = makers[product].reads | kernel.reads - {product}
+                own, added = makers[product].reads, kernel.reads - {product}
+                # Only what is added gives its buffer, and not an operand that is as large.
+                in_place = all(self._nbytes[r] != self._nbytes[name] for r in own)
                 left.append(
-                    replace(makers[product], makes=kernel.makes, reads=reads, in_place=True)
+                    replace(
+                        makers[product], makes=kernel.makes, reads=own | added, in_place=in_place
+                    )
                 )
             elif name not in makers:
                 left.append(kernel)
