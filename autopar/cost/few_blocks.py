@@ -201,7 +201,7 @@ class BlockCounts:
         return False
 
     def _summed(self, name: str) -> str:
-        """What a value is a sum of, spread over rows and with numbers, or "" where it is none."""
+        """The value whose sums of rows are spread to make another, or "" where it is no such."""
         while run := self._runs.get(name):
             names = [n for n in run.operands if n is not None]
             if len(names) != 1:

@@ -146,8 +146,9 @@ def _features(op: Op) -> int:
 
 
 def padded_share(op: Op) -> float:
-    """How many times larger the image is that a convolution reads, padded, than it is given; 1 if
-    the kernel pads it itself: as much on either side.
+    """The size of the image that a convolution reads, padded, over that of the one it is given.
+
+    It is 1 if the kernel pads it itself: as much on either side.
     """
     padding = pairs(op.param("padding"))
     image = operand_shape(op, 0)
@@ -813,7 +814,8 @@ class _Writer:
             self._kernels.append(Kernel(COPY, (turned,), frozenset(makes), is_light=True))
 
     def _turned_before(self, move: Move, sources: Pieces) -> Pieces:
-        """What a move sends: a filter's gradient is turned over before another dim is scattered.
+        """The pieces that a move sends: a filter's gradient is turned over before it is scattered
+        along another dim.
 
         It lies with the features that the filter makes outermost, and what is scattered lies there.
         """
@@ -916,7 +918,7 @@ class _Writer:
         return None
 
     def _unbiased(self, name: str) -> str:
-        """What a vector is added to where that alone makes a value, or the value itself."""
+        """The value to which a vector is added where that makes another, or the value itself."""
         line, at = self._line, self._line.maker.get(name)
         op = line.ops[at] if at is not None and name not in self._nbytes else None
         if at is None or op is None or op.kind != "add" or len(line.reads[at]) != 2:
