@@ -14,18 +14,24 @@ from autopar.ir.listing import Block, Loop
 from autopar.ir.sharding import Sharding
 from autopar.passes.shard.model.turned import turned_reads
 from autopar.planner.planned import Planned
-from benchmarks.models import gpt, llama
+from benchmarks.models import LongOptions, gpt, llama
 
 METHODS = ("dp", "megatron")
 
 
-def planned(scan: bool, method: str, grouped: bool = True, **options: Any) -> Planned:
+def planned(scan: bool, method: str, grouped: bool = True) -> Planned:
     """Two layers with four heads of queries for each head of keys, or as many of both."""
-    sizes = {"sequence": 1024, "batch": 16, "scan": scan, "remat": True, "dtype": "bfloat16"}
+    sizes: LongOptions = {
+        "sequence": 1024,
+        "batch": 16,
+        "scan": scan,
+        "remat": True,
+        "dtype": "bfloat16",
+    }
     made = llama(2, 2048, 16, 4, 4096, 512, **sizes) if grouped else gpt(2, 2048, 16, 512, **sizes)
     create, step, batch = made
     state = jax.eval_shape(create, jax.random.key(0))
-    given = {"cluster": "8xh100", "mesh": (2, 4), "cache": False, "remat": False} | options
+    given: dict[str, Any] = {"cluster": "8xh100", "mesh": (2, 4), "cache": False, "remat": False}
     return autopar.parallelize(step, method=method, **given).planned(state, batch)
 
 
