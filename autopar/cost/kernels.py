@@ -264,7 +264,7 @@ def read_line(block: Block, sizes: Sizes) -> Line:
     """Reads a block in one pass."""
     line = Line(into_products=sizes.platform == "tpu")
     # A product on a TPU takes what it reads in any order, so none is fixed there.
-    visits = {} if line.into_products else _visits(block)
+    visits = dict[str, int]() if line.into_products else _visits(block)
     layouts = Layouts(visits, sizes.platform)
     for i, step in enumerate(block.instructions):
         op = None if isinstance(step, Move | Fence) else sizes.op(step.equation)
