@@ -133,14 +133,14 @@ def test_a_method_that_leaves_one_choice_binds() -> None:
 
 
 def test_what_does_not_fit_says_by_how_much() -> None:
-    tight = asked(memory_gb=0.025)
+    tight = asked(memory_gb=0.023)
     found = explain(tight.loaded, "params/up")
     limit = tight.plan.origin.memory_bytes
     barred = [a for a in found.alternatives if a.price is None]
     assert barred
-    assert all("more than the limit of 25.6 MiB" in a.refusal for a in barred)
+    assert all("more than the limit of 23.6 MiB" in a.refusal for a in barred)
     assert all(a.price is None or a.price.peak_bytes <= limit for a in found.alternatives)
-    assert any("not fit 25.6 MiB a device" in b for b in found.binds)
+    assert any("not fit 23.6 MiB a device" in b for b in found.binds)
 
 
 def test_one_of_several_matches_is_told_of_and_the_others_named(free: Asked) -> None:
