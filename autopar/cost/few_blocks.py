@@ -5,8 +5,8 @@ kernels of models that are not wide have few:
 
 1. Sums over rows. A bias's gradient is summed up over [rows, columns] by blocks that take so many
    columns each, from the first row to the last. Element-wise work that reads the same rows runs in
-   the same kernel (multi-output fusion), and so in as few blocks. Numbers of a row or of a column,
-   such as a mean, are loaded anew for each item:
+   the same kernel (multi-output fusion), and so in as few blocks, unless Triton runs it. Numbers of
+   a row or of a column, such as a mean, are loaded anew for each item:
 
        g = f(dy, x, mean)   s = sum(dy)       [4096, 1024] bf16: 8 blocks, 0.5 TB/s on an H100
 

@@ -221,11 +221,6 @@ def _dims_of_sum(
 # -- what is read ----------------------------------------------------------------------------------
 
 
-def _visits(block: Block) -> Mapping[str, int]:
-    reads = {made: names_read(step) for step in block.instructions for made in names_made(step)}
-    return visited(block.outputs, reads)
-
-
 @dataclass
 class Line:
     """A block's instructions, by index: their ops, and what they read and make.
@@ -263,8 +258,10 @@ class Line:
 def read_line(block: Block, sizes: Sizes) -> Line:
     """Reads a block in one pass."""
     line = Line(into_products=sizes.platform == "tpu")
-    # A product on a TPU takes what it reads in any order, so none is fixed there.
-    visits = dict[str, int]() if line.into_products else _visits(block)
+    visits: Mapping[str, int] = {}
+    if not line.into_products:  # a product on a TPU takes what it reads in any order
+        operands = {made: names_read(s) for s in block.instructions for made in names_made(s)}
+        visits = visited(block.outputs, operands)
     layouts = Layouts(visits, sizes.platform)
     for i, step in enumerate(block.instructions):
         op = None if isinstance(step, Move | Fence) else sizes.op(step.equation)
@@ -888,7 +885,7 @@ class _Writer:
                 front += line.reads[at]
             else:
                 return None
-        products = [n for n in sorted(sources) if self._is_plain_product(n)]
+        products = [n for n in sorted(sources) if self._plain_product(n)]
         if not kinds.issuperset(("tanh", "integer_pow")) or len(products) != 1:
             return None
         others = sum(self._nbytes.get(n, 0) for n in sources) - self._nbytes[products[0]]
@@ -908,12 +905,10 @@ class _Writer:
             return None
         for one, other in (reads, reads[::-1]):
             product, added = self._unbiased(one), self._reshaped(other)
-            at = line.maker.get(product)
-            made = line.ops[at] if at is not None else None
-            if made is None or not self._is_plain_product(product):
+            made = self._plain_product(product)
+            if made is None or made.results[0].dtype != op.results[0].dtype:
                 continue
-            nbytes = self._nbytes.get(product, 0)
-            if made.results[0].dtype == op.results[0].dtype and self._nbytes.get(added) == nbytes:
+            if self._nbytes.get(added) == self._nbytes.get(product, 0):
                 return product
         return None
 
@@ -938,11 +933,13 @@ class _Writer:
             return name
         return self._reshaped(self._line.reads[at][0])
 
-    def _is_plain_product(self, name: str) -> bool:
-        """True for the result of a matrix product without a dim of batch."""
+    def _plain_product(self, name: str) -> Op | None:
+        """The matrix product without a dim of batch that a value is the result of."""
         at = self._line.maker.get(name)
         op = self._line.ops[at] if at is not None else None
-        return op is not None and op.kind == "dot_general" and _summed_dims(op) is not None
+        if op is None or op.kind != "dot_general" or _summed_dims(op) is None:
+            return None
+        return op
 
     def _copied(self, i: int) -> _Behind:
         """The pieces that a kernel reads, of which some are written out in another order before."""

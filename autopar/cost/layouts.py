@@ -26,6 +26,7 @@ from autopar.ir.graph import Op
 from autopar.ir.rule import Rule
 from autopar.ir.values import item_bytes
 
+# The length of dims from which tiles turn them over; the bytes that are loaded for one item alone.
 _LEAST_TILED, _TRANSACTION_BYTES = 8, 64
 
 
@@ -73,6 +74,11 @@ class Turned:
     name: str
     order: Order
     first: Order | None = None
+
+    @property
+    def copied(self) -> str:
+        """The value that is written out: for element-wise work, the product's own result."""
+        return self.name if self.first is None else self.order.made
 
     def sized(self, local: Sequence[int]) -> Turned:
         """The same on a device that has these sizes of all dims."""
@@ -176,7 +182,7 @@ class Layouts:
             for turned in self.orders.product(op, operands, made, local):
                 wanted = turned.wanted(op.rule, self._on_gpu)
                 if wanted is not None:
-                    found[turned.name] = self._copy(turned.name, turned.order, wanted)
+                    found[turned.name] = self._copy(turned, wanted)
         return found
 
     def element_wise(
@@ -189,18 +195,18 @@ class Layouts:
         found: dict[str, str | None] = {}
         for turned in self.orders.element_wise(op, operands, made):
             assert op.rule is not None
-            wanted, order = turned.wanted(op.rule, self._on_gpu), turned.order
-            copy = self._copy(order.made, order, wanted) if wanted is not None else None
+            wanted = turned.wanted(op.rule, self._on_gpu)
+            copy = self._copy(turned, wanted) if wanted is not None else None
             found[turned.name] = copy
             if copy is not None:
-                self.before[copy] = order.made
+                self.before[copy] = turned.copied
         return found
 
-    def _copy(self, name: str, order: Order, wanted: Sequence[int]) -> str:
+    def _copy(self, turned: Turned, wanted: Sequence[int]) -> str:
         """A name for a value that is written out in another order."""
-        copy = f"{name} as {','.join(map(str, wanted))}"
-        if self._on_gpu and not order.is_tiled(wanted):
-            self.apart[copy] = order.made
+        copy = f"{turned.copied} as {','.join(map(str, wanted))}"
+        if self._on_gpu and not turned.order.is_tiled(wanted):
+            self.apart[copy] = turned.order.made
         return copy
 
 
@@ -262,15 +268,16 @@ def _suits(sides: Sequence[tuple[int, int]], operand: int) -> bool:
     a run of several dims stands where it wants it, sums last in the first operand.
     """
     inner = [pair for pair in sides if pair[0]]
+    batches = len(sides) - len(inner)
     pairs = list(itertools.pairwise(inner))
     turns = sum(a[0] != b[0] for a, b in pairs)
     rising = all(a[1] < b[1] for a, b in pairs if a[0] == b[0])
-    if sides[len(sides) - len(inner) :] != inner or turns > 1 or not rising:
+    if sides[batches:] != inner or turns > 1 or not rising:
         return False
-    rows = [side for side, _ in sides]
-    if rows.count(0) < 2 or max(rows.count(1), rows.count(2)) < 2:
+    rows = [side for side, _ in inner]
+    if batches < 2 or max(rows.count(1), rows.count(2)) < 2:
         return True
-    return [side for side in rows if side] == sorted((s for s in rows if s), reverse=operand == 1)
+    return rows == sorted(rows, reverse=operand == 1)
 
 
 def _sides(order: Order, rule: Rule, operand: int) -> list[tuple[int, int]]:

@@ -115,9 +115,10 @@ class Leaving:
 
 @dataclass(frozen=True)
 class SteadyTrip:
-    """The kernels of a trip in the middle of a loop, and what it finds there of the trip before.
+    """The kernels of a trip in the middle of a loop.
 
-    What `follows` that is handed on in its place.
+    `follows` has, by each piece that it hands on, the one in whose place that lies: the same of the
+    trip before.
     """
 
     stored: Stored

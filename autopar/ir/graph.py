@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autopar.errors import GraphError
-from autopar.ir.control_flow import ControlFlow, control_flow
+from autopar.ir.control_flow import REMAT, ControlFlow, control_flow
 from autopar.ir.host_calls import ACTING_CALLS, HOST_CALLS
 from autopar.ir.rule import Rule
 from autopar.ir.values import Input, Literal, Value
@@ -158,6 +158,11 @@ class Graph:
         return table
 
     @cached_property
+    def aliases(self) -> Mapping[str, str]:
+        """Value outside or inside of a remat -> the same value inside or outside of it."""
+        return dict(_aliases(self.ops))
+
+    @cached_property
     def nested_values(self) -> Mapping[str, Value]:
         """The values of this graph and of all bodies in it, by name."""
         table = dict(self.values)
@@ -207,6 +212,21 @@ class Graph:
 
     def __str__(self) -> str:
         return "\n".join(_lines(self, "", rules=True))
+
+
+def _aliases(ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
+    """Pairs of names for one value inside and outside a remat."""
+    for op in ops:
+        if op.kind not in REMAT:
+            continue
+        body = op.graphs[0]
+        for result, output in zip(op.results, body.outputs, strict=True):
+            if isinstance(output, str):
+                yield result.name, output
+        for inner, operand in zip(body.inputs, op.operands, strict=True):
+            if isinstance(operand, str):
+                yield inner.value.name, operand
+        yield from _aliases(body.ops)
 
 
 def _verify(graph: Graph, taken: set[str]) -> None:

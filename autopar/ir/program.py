@@ -8,14 +8,13 @@ accumulators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
 from autopar.ir.batching import Accumulator, Rows
-from autopar.ir.control_flow import REMAT
-from autopar.ir.graph import Graph, Op
+from autopar.ir.graph import Graph
 from autopar.ir.listing import Listing
 from autopar.ir.sharding import Sharding
 from autopar.ir.stages import Submesh
@@ -96,26 +95,6 @@ class SubmeshGraph:
     def places(self) -> Mapping[int, int]:
         """Equation of the microbatch's program -> the op that it is."""
         return {e: j for j, e in enumerate(self.equations)}
-
-    @cached_property
-    def aliases(self) -> Mapping[str, str]:
-        """Value outside or inside of a remat -> the same value inside or outside of it."""
-        return dict(_aliases(self.graph.ops))
-
-
-def _aliases(ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
-    """Pairs of names for one value inside and outside a remat."""
-    for op in ops:
-        if op.kind not in REMAT:
-            continue
-        body = op.graphs[0]
-        for result, output in zip(op.results, body.outputs, strict=True):
-            if isinstance(output, str):
-                yield result.name, output
-        for inner, operand in zip(body.inputs, op.operands, strict=True):
-            if isinstance(operand, str):
-                yield inner.value.name, operand
-        yield from _aliases(body.ops)
 
 
 @dataclass(frozen=True)

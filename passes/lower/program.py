@@ -98,13 +98,12 @@ class _Walk:
         self._mixed = [
             [
                 accumulator
-                for accumulator, sharding in zip(
-                    reversed(given.part.accumulators), reversed(given.listing.output_shardings),
-                    strict=False,
-                )
+                for accumulator, sharding in zip(sums, made[len(made) - len(sums) :], strict=True)
                 if sharding.partial and accumulator.combiner not in _LINEAR
-            ][::-1]
-            for given in program.parts
+            ]
+            for sums, made in (
+                (given.part.accumulators, given.listing.output_shardings) for given in program.parts
+            )
         ]  # fmt: skip
         self._found: list[str] = []
         self._where: str | int = "the arguments"  # or the number of an instruction

@@ -190,6 +190,20 @@ GELU = """
 """
 
 
+def with_bias(work: str, ends: str, inputs: str = "") -> str:
+    """A product %p, the same with a bias %h, and work on them."""
+    kept, wide = "f32[1024,2048]", "{broadcast_dimensions=(1,), shape=(1024, 2048)}"
+    product = "flops=4294967296 {dimension_numbers=(((1,), (0,)), ((), ()))}"
+    return f"""graph step(%x: f32[1024,1024] batch "x", %w: f32[1024,2048] state "w",
+                          %b: f32[2048] state "b"{inputs}) {{
+      %p: {kept} = dot_general(%x, %w) {product}
+      %a: {kept} = broadcast_in_dim(%b) {wide}
+      %h: {kept} = add(%p, %a)
+      {work.format(kept=kept, h="%h")}
+      return {ends}
+    }}"""
+
+
 @pytest.mark.parametrize(
     ("ends", "act", "fused"),
     [
@@ -201,17 +215,7 @@ GELU = """
 def test_gelu_behind_a_product_is_computed_before_that_stores(
     ends: str, act: str, fused: bool
 ) -> None:
-    kept, wide = "f32[1024,2048]", "{broadcast_dimensions=(1,), shape=(1024, 2048)}"
-    product = "flops=4294967296 {dimension_numbers=(((1,), (0,)), ((), ()))}"
-    text = f"""graph step(%x: f32[1024,1024] batch "x", %w: f32[1024,2048] state "w",
-                          %b: f32[2048] state "b") {{
-      %p: {kept} = dot_general(%x, %w) {product}
-      %a: {kept} = broadcast_in_dim(%b) {wide}
-      %h: {kept} = add(%p, %a)
-      {act.format(kept=kept, h="%h")}
-      return {ends}
-    }}"""
-    seconds, prices = taken(text, "x")
+    seconds, prices = taken(with_bias(act, ends), "x")
     x, w, y = 128 * 1024 * 4, 1024 * 2048 * 4, 128 * 2048 * 4
     nbytes = x + w + y + fused * 2048 * 4
     dot = product_seconds(prices.cluster.chip, (1, 128, 2048, 1024), nbytes, "f32")
@@ -232,17 +236,8 @@ def test_a_product_adds_what_its_result_alone_is_added_to(
     ends: str, sums: str, fused: bool
 ) -> None:
     """As a residual stream is, with a bias before or without."""
-    kept, wide = "f32[1024,2048]", "{broadcast_dimensions=(1,), shape=(1024, 2048)}"
-    product = "flops=4294967296 {dimension_numbers=(((1,), (0,)), ((), ()))}"
-    text = f"""graph step(%x: f32[1024,1024] batch "x", %w: f32[1024,2048] state "w",
-                          %b: f32[2048] state "b", %c: {kept} batch "c") {{
-      %p: {kept} = dot_general(%x, %w) {product}
-      %a: {kept} = broadcast_in_dim(%b) {wide}
-      %h: {kept} = add(%p, %a)
-      {sums.format(kept=kept)}
-      return {ends}
-    }}"""
-    seconds, prices = taken(text, "x", "c")
+    added = ', %c: f32[1024,2048] batch "c"'
+    seconds, prices = taken(with_bias(sums, ends, added), "x", "c")
     x, w, y = 128 * 1024 * 4, 1024 * 2048 * 4, 128 * 2048 * 4
     nbytes = x + w + y + fused * y + ("%h" in sums) * 2048 * 4
     dot = product_seconds(prices.cluster.chip, (1, 128, 2048, 1024), nbytes, "f32")

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from autopar.cluster import Cluster
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.errors import GraphError
@@ -111,6 +112,10 @@ class InARow:
 
     real: Prices
     mute: bool
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.real.cluster
 
     @property
     def mesh(self) -> MeshShape:

@@ -141,8 +141,8 @@ def _incoming(part: Part, given: Input, joint: SubmeshGraph, plan: ShardingPlan)
     # What a remat gives back has the sharding of the value in its body, or of its operand.
     seen: Mapping[str, Sharding] = plan.sharding_of
     known = name
-    while known not in seen and known in joint.aliases:
-        known = joint.aliases[known]
+    while known not in seen and known in joint.graph.aliases:
+        known = joint.graph.aliases[known]
     sharding = seen.get(known, replicated(len(given.value.shape)))
     # A value that leaves the submesh is combined where it is made, so all its readers find it
     # whole, but for a part that passes it on.

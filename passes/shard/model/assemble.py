@@ -336,11 +336,10 @@ class Assembler:
 
     def _price_turned(self) -> None:
         """Copies of what ops read in another order than it lies in."""
-        reading, mesh = self._reading, self.mesh
+        reading, mesh, platform = self._reading, self.mesh, self._prices.cluster.chip.platform
+        if platform == "tpu":  # whose products take operands in any order
+            return
         for path, found in reading.turned.items():
-            platform = self._prices.cluster.chip.platform
-            if platform == "tpu":  # whose products take operands in any order
-                return
             op, rule = found.op, found.op.rule
             assert rule is not None
             # 1. How each choice shards what is read: by the op's own, or as its group lies.

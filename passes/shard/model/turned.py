@@ -78,11 +78,10 @@ def turned_reads(graph: Graph) -> Mapping[OpPath, TurnedReads]:
 
 def _block(graph: Graph, path: OpPath) -> Iterator[tuple[OpPath, Op, list[Turned]]]:
     # 1. The block in one line: remat ops are inlined, as the listing has them.
-    names: dict[str, Operand] = {}
-    lines = list(_inlined(graph, path, names))
+    lines = list(_inlined(graph, path, graph.aliases))
     reads = {r.name: line.reads for line in lines for r in line.op.results}
     # 2. The order of what each op reads; a body of its own has its own orders.
-    orders = Orders(visited((_named(names, o) for o in graph.outputs), reads))
+    orders = Orders(visited((_named(graph.aliases, o) for o in graph.outputs), reads))
     known = set[tuple[str, tuple[int, ...]]]()
     for line in lines:
         op, rule = line.op, line.op.rule
@@ -105,29 +104,24 @@ def _block(graph: Graph, path: OpPath) -> Iterator[tuple[OpPath, Op, list[Turned
             wanted = (
                 turned.wanted(rule, on_gpu=False) if turned.first is None else turned.first.dims
             )
-            name = turned.name if turned.first is None else turned.order.made
-            if wanted is not None and (name, wanted) not in known:
-                known.add((name, wanted))
+            if wanted is not None and (turned.copied, wanted) not in known:
+                known.add((turned.copied, wanted))
                 copied.append(turned)
         if copied:
             yield line.path, op, copied
 
 
-def _inlined(graph: Graph, path: OpPath, names: dict[str, Operand]) -> Iterator[_Line]:
+def _inlined(graph: Graph, path: OpPath, aliases: Mapping[str, str]) -> Iterator[_Line]:
     for i, op in enumerate(graph.ops):
         at = (*path, i)
         if op.control_flow is not None and op.control_flow.is_remat:
-            body = op.graphs[0]
-            given = (g.value.name for g in body.inputs)
-            names.update(zip(given, op.operands, strict=True))
-            yield from _inlined(body, (*at, 0), names)
-            names.update(zip((r.name for r in op.results), body.outputs, strict=True))
+            yield from _inlined(op.graphs[0], (*at, 0), aliases)
         else:
-            yield _Line(at, op, tuple(_named(names, o) for o in op.operands))
+            yield _Line(at, op, tuple(_named(aliases, o) for o in op.operands))
 
 
-def _named(names: Mapping[str, Operand], operand: Operand) -> str | None:
+def _named(aliases: Mapping[str, str], operand: Operand) -> str | None:
     """The name that a value has where it is made; None for a literal."""
-    while isinstance(operand, str) and operand in names:
-        operand = names[operand]
+    while isinstance(operand, str) and operand in aliases:
+        operand = aliases[operand]
     return operand if isinstance(operand, str) else None
