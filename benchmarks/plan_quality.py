@@ -211,7 +211,10 @@ def _by_hand(case: Case, site: Site, limit: int, name: str, layout: Layout) -> I
 
 
 def by_hand_options(platform: str) -> CompilerOptions:
-    """The options that an expert sets on GPUs: all that autopar chooses from."""
+    """The options that an expert sets on GPUs: collectives beside work, and in loops pipelined.
+
+    Whether products are merged is left to XLA, as experts leave it.
+    """
     names = sorted((LATENCY_HIDING, *PIPELINED.values())) if platform == "gpu" else ()
     return tuple((name, True) for name in names)
 

@@ -20,8 +20,8 @@ PIPELINED: Mapping[str, str] = {
     "all-reduce": "xla_gpu_enable_pipelined_all_reduce",
     "reduce-scatter": "xla_gpu_enable_pipelined_reduce_scatter",
 }
-# XLA makes one product of several that read the same, if they are small. Of those that are added to
-# sums no one product is: each would be written out and added by a kernel of its own.
+# XLA makes one product of several that read the same, if they are small. What they read beside it is
+# copied for that, and those that are added to sums are written out and added by a kernel each.
 MERGED_PRODUCTS = "xla_gpu_dot_merger_threshold_mb"
 
 OPTION_VALUES = (bool, int, str)

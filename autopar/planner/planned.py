@@ -90,8 +90,9 @@ def make_plan(
         recomputation=recomputation,
         notes=batching.notes,
         compiler_options=choose_options(
-            programs.placed.cluster.chip.platform,
             programs.program.parts,
+            [context.tables.prices for context in programs.placed.contexts],
+            programs.timing.seconds,
             request.compiler_options,
             frozenset[str]().union(*(costs.pipelined for costs in programs.costs)),
         ),

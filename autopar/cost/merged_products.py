@@ -1,0 +1,133 @@
+"""Matrix products of one value that XLA for GPUs makes one product of, and the seconds it saves.
+
+    q = x @ wq    k = x @ wk    v = x @ wv    =>    qkv = x @ concatenate(wq, wk, wv)
+
+One product fills the chip better than three small ones, and loads x once. But what the three read
+beside x is copied side by side first, and all of it is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.cost.kernels import Sizes, is_product, product_dims
+from autopar.cost.prices import Prices
+from autopar.ir.graph import Graph, Op
+from autopar.ir.listing import Block, LocalOp, Loop, names_made, names_read
+
+# XLA merges two products if what one of them reads and makes takes no more (DotMerger).
+_MOST_BYTES = 64 << 20
+
+
+def seconds_saved_by_merging(block: Block, graph: Graph, prices: Prices, sizes: Sizes) -> float:
+    """Seconds that XLA saves in a run of a block by merging products; below 0 if it loses some."""
+    saved = sum(group.seconds_saved(prices) for group in _groups(block, graph, sizes))
+    for step in block.instructions:
+        if isinstance(step, Loop):
+            bodies = (seconds_saved_by_merging(body, graph, prices, sizes) for body in step.bodies)
+            saved += step.runs * sum(bodies)
+    return saved
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A matrix product of a device's pieces, its `number`, and bits of those that it `waits_for`.
+
+    `dims` are its batches, rows, columns and terms; its operands' bytes are `read`.
+    """
+
+    op: Op
+    dims: tuple[int, int, int, int]
+    number: int
+    waits_for: int
+    read: tuple[int, int]
+    made: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it loads and stores."""
+        return sum(self.read) + self.made
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Products that are merged, all of which read the same as their operand `shared`."""
+
+    shared: int
+    products: Sequence[_Product]
+
+    def seconds_saved(self, prices: Prices) -> float:
+        """Seconds that one product saves, with the copies that it takes."""
+        own = 1 - self.shared
+        first, *others = self.products
+        dims = list(first.dims)
+        dims[1 + own] += sum(p.dims[1 + own] for p in others)
+        nbytes = first.nbytes + sum(p.nbytes - p.read[self.shared] for p in others)
+        copied = sum(2 * p.read[own] for p in self.products)
+        apart = sum(prices.product(p.op, p.nbytes, p.dims) for p in self.products)
+        return apart - prices.product(first.op, nbytes, dims) - prices.elementwise(copied)
+
+
+def _groups(block: Block, graph: Graph, sizes: Sizes) -> Iterator[_Group]:
+    """The products of a block that XLA merges, each with the first that reads the same."""
+    alike: dict[tuple[object, ...], tuple[int, list[_Product]]] = {}
+    for product, shared, key in _readings(block, graph, sizes):
+        alike.setdefault((shared, *key), (shared, []))[1].append(product)
+    merged = set[int]()
+    for shared, products in alike.values():
+        left = [p for p in products if p.number not in merged]
+        while left:
+            first, *others = left
+            group, left, bits, nbytes = [first], [], 1 << first.number, first.nbytes
+            for other in others:
+                if min(nbytes, other.nbytes) <= _MOST_BYTES and not other.waits_for & bits:
+                    group.append(other)
+                    bits |= 1 << other.number
+                    nbytes += other.nbytes - other.read[shared]
+                else:
+                    left.append(other)
+            if len(group) > 1:
+                merged.update(p.number for p in group)
+                yield _Group(shared, group)
+
+
+def _readings(
+    block: Block, graph: Graph, sizes: Sizes
+) -> Iterator[tuple[_Product, int, tuple[object, ...]]]:
+    """Each product of a block with each of its operands, and a key that mergeable ones share."""
+    behind: dict[str | None, int] = {}  # the products that a piece is computed from, as bits
+    original: dict[str | None, str] = {}  # of a cast, the value and the dtype
+    count = 0
+    for step in block.instructions:
+        bits = 0
+        for name in names_read(step):
+            bits |= behind.get(name, 0)
+        op = sizes.op(step.equation) if isinstance(step, LocalOp) else None
+        if isinstance(step, LocalOp) and op is not None:
+            if op.kind == "convert_element_type" and (name := step.operands[0]) is not None:
+                cast = f"{original.get(name, name)} as {op.results[0].dtype}"
+                original[step.results[0]] = cast
+            dims = product_dims(op, step, sizes) if is_product(op) else None
+            if dims is not None:
+                left, right = (
+                    sizes.of(graph.nested_values[name], sharding)
+                    for name, sharding in zip(
+                        op.value_operands(), step.operand_shardings, strict=True
+                    )
+                )
+                made = sizes.of(op.results[0], step.result_shardings[0])
+                product = _Product(op, dims, count, bits, (left, right), made)
+                for o, name in enumerate(step.operands):
+                    key = original.get(name, name), op.results[0].dtype, *_roles(op, o)
+                    yield product, o, key
+                bits |= 1 << count
+                count += 1
+        behind.update(dict.fromkeys(names_made(step), bits))
+
+
+def _roles(op: Op, operand: int) -> Iterator[tuple[bool, bool]]:
+    """For each dim of a product's operand, whether the other one has it, and whether it is kept."""
+    assert op.rule is not None
+    other, kept = set(op.rule.operands[1 - operand]), set(op.rule.results[0])
+    yield from ((dim in other, dim in kept) for dim in op.rule.operands[operand])

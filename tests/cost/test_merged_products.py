@@ -1,0 +1,162 @@
+"""Products of one value that XLA for GPUs merges: which, and whether that pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import autopar
+from autopar.cluster import Cluster
+from autopar.cluster.target import Target
+from autopar.cost.kernels import Sizes
+from autopar.cost.merged_products import seconds_saved_by_merging
+from autopar.cost.prices import Prices, elementwise_seconds, product_seconds
+from autopar.ir.compiler_options import MERGED_PRODUCTS, merged_options
+from autopar.planner.planned import Planned
+from autopar.runtime.aot.launch import compile_ahead
+from autopar.verifying.programs import programs_of
+from tests.runtime.aot_programs import needs_gpu_compiler
+
+H100, TWO = Cluster.parse("1xh100"), Cluster.parse("2xh100")
+
+
+def planned(step: Any, *arguments: Any, devices: int = 1, **options: Any) -> Planned:
+    cluster = f"{devices}xh100"
+    return autopar.parallelize(step, cluster=cluster, cache=False, **options).planned(*arguments)
+
+
+def saved(found: Planned) -> float:
+    """Seconds that merging saves in a step that is one program."""
+    (program,) = found.program.parts
+    mesh = found.plan.mesh
+    sizes = Sizes(program.part.graph, mesh, "gpu")
+    prices = Prices(H100, mesh)
+    return seconds_saved_by_merging(program.listing.block, program.part.graph, prices, sizes)
+
+
+def arrays(*shapes: tuple[int, ...], dtype: Any = jnp.bfloat16) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+
+
+def one_by_one(rows: int, columns: list[int], terms: int, itemsize: int = 2) -> float:
+    """Seconds that one product saves in place of some, by hand."""
+
+    def seconds(n: int) -> float:
+        nbytes = itemsize * (rows * terms + terms * n + rows * n)
+        return product_seconds(H100.chip, (1, rows, n, terms), nbytes, "bf16")
+
+    copies = elementwise_seconds(H100.chip, 2 * itemsize * terms * sum(columns))
+    return sum(map(seconds, columns)) - seconds(sum(columns)) - copies
+
+
+@pytest.mark.parametrize("columns", [[256, 256, 256], [512, 128, 128]])
+def test_products_of_one_value_are_merged(columns: list[int]) -> None:
+    def step(state: Any, x: Any) -> Any:
+        return state, [jnp.tanh(x @ w) for w in state]
+
+    found = planned(step, arrays(*((1024, n) for n in columns)), *arrays((2048, 1024)))
+    assert saved(found) == pytest.approx(one_by_one(2048, columns, 1024), rel=1e-9)
+
+
+def test_those_of_one_weight_are_merged_along_their_rows() -> None:
+    def step(w: Any, batch: Any) -> Any:
+        return w, [jnp.tanh(x @ w) for x in batch]
+
+    found = planned(step, *arrays((1024, 512)), arrays((256, 1024), (384, 1024)))
+    seconds = [
+        product_seconds(H100.chip, (1, n, 512, 1024), 2 * (n * 1536 + 1024 * 512), "bf16")
+        for n in (256, 384, 640)
+    ]
+    copies = elementwise_seconds(H100.chip, 2 * 2 * 640 * 1024)
+    assert saved(found) == pytest.approx(seconds[0] + seconds[1] - seconds[2] - copies, rel=1e-9)
+
+
+def test_a_product_of_another_is_not_merged_with_it() -> None:
+    """As of a weight that is used twice in a row."""
+
+    def step(w: Any, x: Any) -> Any:
+        return w, jnp.tanh(jnp.tanh(x @ w) @ w)
+
+    assert saved(planned(step, *arrays((512, 512), (256, 512)))) == 0.0
+
+
+def test_a_value_that_is_summed_along_another_dim_is_another() -> None:
+    def step(ws: Any, x: Any) -> Any:
+        return ws, (jnp.tanh(x @ ws[0]), jnp.tanh(jnp.einsum("ab,ac->bc", x, ws[1])))
+
+    assert saved(planned(step, arrays((512, 256), (512, 256)), *arrays((512, 512)))) == 0.0
+
+
+def test_large_products_stay_apart() -> None:
+    """Each of them takes more than 64 MiB, but for the last two, of which either is small."""
+
+    def step(state: Any, x: Any) -> Any:
+        return state, [jnp.tanh(x @ w) for w in state]
+
+    large, small = (4096, 4096), (4096, 16)
+    assert saved(planned(step, arrays(large, large), *arrays((4096, 4096)))) == 0.0
+    found = saved(planned(step, arrays(large, small), *arrays((4096, 4096))))
+    assert found == pytest.approx(one_by_one(4096, [4096, 16], 4096), rel=1e-9)
+
+
+def test_each_trip_of_a_loop_counts() -> None:
+    def once(x: Any, ws: Any) -> Any:
+        return jnp.tanh(x @ ws[0]) + jnp.tanh(x @ ws[1]), None
+
+    def step(state: Any, x: Any) -> Any:
+        return state, jax.lax.scan(once, x, state)[0]
+
+    found = planned(step, arrays((6, 512, 512), (6, 512, 512)), *arrays((1024, 512)))
+    assert saved(found) == pytest.approx(6 * one_by_one(1024, [512, 512], 512), rel=1e-9)
+
+
+def attended(width: int, rows: int) -> Planned:
+    """A step of queries, keys and values, of half the rows on each of two devices."""
+
+    def step(ws: Any, x: Any) -> Any:
+        def loss(ws: Any) -> jax.Array:
+            query, key, value = (x @ w for w in ws)
+            return jnp.mean((jnp.tanh(query) * jnp.tanh(key) * value).astype(jnp.float32) ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws)), ()
+
+    weights = arrays(*[(width, width)] * 3)
+    return planned(step, weights, *arrays((rows, width)), devices=2, mesh="2", method="dp")
+
+
+CASES = {"narrow": (768, 16384, True), "wide": (4096, 4096, False)}
+
+
+@pytest.mark.parametrize(("width", "rows", "pays"), CASES.values(), ids=CASES)
+def test_a_plan_has_them_merged_where_that_pays(width: int, rows: int, pays: bool) -> None:
+    found = attended(width, rows)
+    assert (MERGED_PRODUCTS in dict(found.plan.compiler_options)) is not pays
+
+
+def test_what_is_asked_for_is_put_over_it() -> None:
+    def step(ws: Any, x: Any) -> Any:
+        return ws, [x @ w for w in ws]
+
+    wanted = {MERGED_PRODUCTS: 16}
+    found = planned(step, arrays((4096, 4096)), *arrays((8, 4096)), compiler_options=wanted)
+    assert dict(found.plan.compiler_options)[MERGED_PRODUCTS] == 16
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize(("width", "rows", "pays"), CASES.values(), ids=CASES)
+def test_xla_has_it_so(width: int, rows: int, pays: bool) -> None:
+    found = attended(width, rows)
+    (program,) = programs_of(found, TWO, Target.of(TWO))
+    export: Any = program.export
+    others = tuple(o for o in found.plan.compiler_options if o[0] != MERGED_PRODUCTS)
+    apart, merged = (
+        compile_ahead(replace(export(), options=options)).seconds
+        for options in (merged_options(others, ((MERGED_PRODUCTS, 0),)), others)
+    )
+    assert apart is not None
+    assert merged is not None
+    assert (merged < apart) is pays
