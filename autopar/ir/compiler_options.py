@@ -20,7 +20,7 @@ PIPELINED: Mapping[str, str] = {
     "all-reduce": "xla_gpu_enable_pipelined_all_reduce",
     "reduce-scatter": "xla_gpu_enable_pipelined_reduce_scatter",
 }
-# XLA makes one product of several that read the same, if they are small. What they read beside it is
+# XLA makes one product of several that read the same, if they are small. All else that they read is
 # copied for that, and those that are added to sums are written out and added by a kernel each.
 MERGED_PRODUCTS = "xla_gpu_dot_merger_threshold_mb"
 
