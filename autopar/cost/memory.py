@@ -13,6 +13,7 @@ from functools import cached_property
 from autopar.cluster.chip import Platform
 from autopar.cost.heap import Buffer, heap_bytes
 from autopar.cost.kernels import (
+    ADDING,
     Kernel,
     Pieces,
     Sizes,
@@ -452,16 +453,16 @@ class _Walk:
         given, outside = self.around(graph, program)
         block = program.block
         stored = self.joined(block, self.unrolled(block, given))
-        apart = _NONE
-        if sums is not None:
-            stored = self._with_sums(graph, program, stored, sums)
-            apart = stored.kept.difference(outside)
-        return given, self.busiest(block, stored, outside, apart)
+        if sums is None:
+            return given, self.busiest(block, stored, outside)
+        stored, added = self._with_sums(graph, program, stored, sums)
+        outside |= added
+        return given, self.busiest(block, stored, outside, stored.kept.difference(outside))
 
     def _with_sums(
         self, graph: Graph, program: Listing, stored: Stored, accumulators: Sequence[Accumulator]
-    ) -> Stored:
-        """The kernels where some results are added to sums that were given, in place.
+    ) -> tuple[Stored, Pieces]:
+        """The kernels where some results are added to sums that were given, and those sums.
 
         A matrix product, or element-wise work, adds its result itself, unless another reads that
         too. What else is summed is gone once it is added.
@@ -471,12 +472,16 @@ class _Walk:
         summed = {p for a in accumulators if (p := piece_of[a.value]) is not None}
         again = {name for kernel in stored.kernels for name in kernel.reads}
         stored = sums.with_adding(stored, program.block, self._sizes)
-        nbytes = dict(stored.nbytes)
+        nbytes, added = dict(stored.nbytes), set[str]()
         for kernel in stored.kernels:
+            if kernel.at == ADDING:
+                added.update(kernel.makes)
             mine = summed.difference(again) if kernel.is_light else sums.products
-            nbytes.update(dict.fromkeys(mine.intersection(kernel.makes), 0))
+            for name in mine.intersection(kernel.makes):
+                added.add(name)
+                nbytes[name] = sums.nbytes.get(name, nbytes[name])
             nbytes.update(dict.fromkeys(sums.views.intersection(kernel.makes), 0))
-        return replace(stored, nbytes=nbytes, kept=stored.kept - summed)
+        return replace(stored, nbytes=nbytes, kept=stored.kept - summed), frozenset(added)
 
     def levels(self, graph: Graph, moment: Moment, at_top: bool) -> Iterator[HeldWhile]:
         """Bytes held over a block beside those held around it; the most are those of its moment."""

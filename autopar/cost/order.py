@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 from autopar.cost.kernels import Kernel, Stored
 
@@ -56,7 +55,10 @@ def combined(stored: Stored) -> Stored:
 
 
 def _groups(kernels: Sequence[Kernel]) -> list[_Group]:
-    """Equal collectives in the order of the listing, as many as may run as one."""
+    """Equal collectives in the order of the listing, as many as may run as one.
+
+    One that is too large for any other stays alone, and those around it are combined.
+    """
     groups: list[_Group] = []
     latest: dict[tuple[str, tuple[str, ...], str], _Group] = {}
     after: dict[str, int] = {}  # of each piece, the groups that it was made after
@@ -68,10 +70,12 @@ def _groups(kernels: Sequence[Kernel]) -> list[_Group]:
             # A group may have taken in members since the piece was made, and waits for theirs too.
             waits = _behind(waits, groups)
             group = latest.get(kernel.group)
+            alone = kernel.moved_bytes > COMBINED_BYTES
             full = group is not None and group.nbytes + kernel.moved_bytes > COMBINED_BYTES
             if group is None or full or waits & group.bit:
                 group = _Group(1 << len(groups), 0, 0)
-                latest[kernel.group] = group
+                if not alone:
+                    latest[kernel.group] = group
                 groups.append(group)
             if waits & ~group.after:
                 group.after |= waits
@@ -280,7 +284,7 @@ def depth_first(stored: Stored, outputs: Sequence[str | None]) -> Stored:
     rank = _ranks(kernels, needs, _visited(needs, range(len(needs))), stored.nbytes)
     for need in needs:
         need.sort(key=rank.__getitem__)
-    ends = sorted({made[o] for o in outputs if o is not None and o in made}, key=rank.__getitem__)
+    ends = sorted(set(_ends(stored, outputs, made)), key=rank.__getitem__)
     order = _visited(needs, [*ends, *range(len(kernels))])
     return lightened(replace(stored, kernels=tuple(kernels[k] for k in order)))
 
@@ -302,10 +306,16 @@ def post_order(stored: Stored, outputs: Sequence[str | None]) -> Stored:
     for k, kernel in enumerate(kernels):
         found = (made[name] for name in stored.read_by(kernel) if name in made)
         needs.append([n for n in dict.fromkeys(found) if n != k])
-    behind = (sorted(stored.behind.get(o, (o,))) for o in outputs if o is not None)
-    ends = [made[name] for name in chain.from_iterable(behind) if name in made]
-    order = _visited(needs, [*ends, *range(len(kernels))])
+    order = _visited(needs, [*_ends(stored, outputs, made), *range(len(kernels))])
     return lightened(replace(stored, kernels=tuple(kernels[k] for k in order)))
+
+
+def _ends(stored: Stored, outputs: Sequence[str | None], made: Mapping[str, int]) -> Iterator[int]:
+    """The kernels that make what stands for each output, the first one's first."""
+    for o in outputs:
+        for name in () if o is None else sorted(stored.behind.get(o, (o,))):
+            if name in made:
+                yield made[name]
 
 
 def _ranks(

@@ -36,7 +36,7 @@ class AddedSums:
 
         What a convolution makes XLA for GPUs turns over on the way, into a buffer beside the sum.
         """
-        kernels = list(stored.kernels)
+        kernels, behind = list(stored.kernels), dict(stored.behind)
         nbytes = {name: self.widened.get(name, n) for name, n in stored.nbytes.items()}
         for kernel in stored.kernels:
             step = kernel.instruction(block)
@@ -47,8 +47,9 @@ class AddedSums:
                     beside = added if turns else 0
                     made = f"sum of {name}"
                     kernels.append(Kernel(ADDING, (made,), frozenset((name,)), beside))
-                    nbytes[made] = 0
-        return replace(stored, kernels=tuple(kernels), nbytes=nbytes)
+                    nbytes[made] = added
+                    behind[name] = frozenset((made,))
+        return replace(stored, kernels=tuple(kernels), nbytes=nbytes, behind=behind)
 
 
 def added_sums(

@@ -281,7 +281,7 @@ def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -
 _UNHIDDEN_ACROSS = 0.1
 _ROUNDING = 1e-9  # of the seconds, by which sums in another order may differ
 # XLA knows what kernels take on GPUs from Hopper on. Of others its scheduler guesses: so much for a
-# collective, a product and any other kernel.
+# collective, for a product and for element-wise work, and for any other kernel.
 _TIMED_FROM, _GUESSES = 9, (5000.0, 1000.0, 1.0)
 _CONVOLUTION_SECONDS = 10e-6  # whatever it is: XLA's model has none of cuDNN's times
 _MOMENT_SECONDS = 1e-6  # that it takes a view for, or what lies between two kernels
@@ -459,7 +459,7 @@ class _Timer:
         beside = [collective_kind(block, k) in kinds for k in kernels]
         products = frozenset(k for k, kern in enumerate(kernels) if self._is_product(block, kern))
         takes = [
-            _GUESSES[0 if on_wires else 1 if k in products else 2]
+            _GUESSES[0 if on_wires else 1 if k in products or self._is_loop(block, kernel) else 2]
             if self._guesses
             else (s.communication if on_wires else self._known_seconds(block, kernel, s))
             for k, (kernel, s, on_wires) in enumerate(zip(kernels, spent, beside, strict=True))
@@ -514,6 +514,13 @@ class _Timer:
     def _is_product(self, block: Block, kernel: Kernel) -> bool:
         step = kernel.instruction(block)
         return isinstance(step, LocalOp) and is_product(self._sizes.op(step.equation))
+
+    def _is_loop(self, block: Block, kernel: Kernel) -> bool:
+        """True for element-wise work that writes its results in the order in which it reads."""
+        if kernel.at == ADDING:
+            return not kernel.scratch_bytes
+        step = kernel.instruction(block)
+        return isinstance(step, LocalOp) and is_fused_into_readers(self._sizes.op(step.equation))
 
     def _bodies(self, loop: Loop, nbytes: Mapping[str, int]) -> Iterator[Trips]:
         """The trips of a loop, of which XLA pipelines the collectives that may leave their trip.
@@ -741,7 +748,7 @@ def _latency_hiding_order(
     takes, products = known.takes, known.products
     moment = 1.0 if known.guessed else _MOMENT_SECONDS
     ahead = [0.0] * len(kernels)  # seconds of collectives before each kernel, on the longest way
-    for k in () if known.guessed else range(len(kernels)):
+    for k in range(len(kernels)):
         ahead[k] = max((ahead[n] + takes[n] * on_wires[n] for n in needs[k]), default=0.0)
     readers, ready_at = [0] * len(kernels), [0.0] * len(kernels)
     for n in chain.from_iterable(needs):
@@ -752,6 +759,7 @@ def _latency_hiding_order(
     soon: list[tuple[float, float, int]] = []  # work behind the time at which it is ready
     ends: list[tuple[float, int]] = []
     under_way: tuple[float, int] | None = None  # when its start is ready, and the collective
+    coming: list[float] = []  # a heap of the times at which kernels are ready, from now on
     order: list[tuple[int, bool]] = []
     now = 0.0
 
@@ -769,6 +777,7 @@ def _latency_hiding_order(
             heapq.heappush(ends, (-ahead[k] - takes[k], -k))
         else:
             heapq.heappush(soon, (ready_at[k], -ahead[k], -k))
+            heapq.heappush(coming, ready_at[k])
 
     for k in [k for k, count in enumerate(readers) if not count]:
         release(k)
@@ -776,6 +785,7 @@ def _latency_hiding_order(
         if ends and under_way is None:
             k = -heapq.heappop(ends)[1]
             under_way = now + takes[k], k
+            heapq.heappush(coming, under_way[0])
             order.append((k, True))
         while soon and soon[0][0] <= now:
             work.add(-heapq.heappop(soon)[2])
@@ -792,8 +802,15 @@ def _latency_hiding_order(
                 continue
         began = now
         if work:
-            left = under_way[0] - now if under_way is not None and not known.guessed else 0.0
-            k = work.take(left if left > 0 else None)
+            left: float | None = None
+            if known.guessed:
+                while coming and coming[0] < now:
+                    heapq.heappop(coming)
+                if coming:
+                    left = coming[0] - now
+            elif under_way is not None and under_way[0] > now:
+                left = under_way[0] - now
+            k = work.take(left)
         else:
             began, _, k = heapq.heappop(soon)
             k = -k

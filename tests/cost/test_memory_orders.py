@@ -126,6 +126,17 @@ def test_collectives_that_wait_for_each_other_in_turn_stay_apart() -> None:
     assert [k.makes for k in combined(step).kernels] == [("A", "B"), ("R",), ("S",)]
 
 
+def test_one_that_is_too_large_is_passed_over() -> None:
+    group = ("all-gather", ("data",), "f32")
+    sizes = {"A": 2, "B": COMBINED_BYTES + 1, "C": 2, "D": COMBINED_BYTES - 3, "E": 1}
+    kernels = [
+        Kernel(k, (name,), frozenset(), group=group, moved_bytes=n)
+        for k, (name, n) in enumerate(sizes.items())
+    ]
+    step = Stored(tuple(kernels), sizes, frozenset(sizes))
+    assert [k.makes for k in combined(step).kernels] == [("A", "C"), ("B",), ("D", "E")]
+
+
 @given(st.data())
 @settings(max_examples=300)
 def test_combined_collectives_can_be_put_in_an_order_that_runs(data: st.DataObject) -> None:

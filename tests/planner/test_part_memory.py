@@ -163,6 +163,36 @@ def test_a_gpu_compiler_turns_over_what_a_convolution_adds() -> None:
     assert cost.working_bytes == pytest.approx(held, rel=0.1)
 
 
+def chained(weights: list[jax.Array], batch: jax.Array) -> Any:
+    """A step of convolutions one after the other."""
+
+    def loss(weights: list[jax.Array]) -> jax.Array:
+        x, dims = batch, ("NHWC", "HWIO", "NHWC")
+        for w in weights:
+            made = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims)
+            x = jnp.tanh(made)
+        return jnp.mean(x.astype(jnp.float32) ** 2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights)), ()
+
+
+@needs_gpu_compiler
+def test_gradients_of_convolutions_wait_for_each_other() -> None:
+    """XLA adds them all up in the end, which holds them all: 27 MiB of 3, beside a sum of 18."""
+    step = autopar.parallelize(
+        chained, cluster="2xv100", mesh="2", method="dp", microbatches=4, cache=False
+    )
+    shapes = [(3, 3, 512, 1024), (1, 1, 1024, 512)] * 3
+    weights = [jax.ShapeDtypeStruct(shape, jnp.float16) for shape in shapes]
+    planned = step.planned(weights, jax.ShapeDtypeStruct((64, 8, 8, 512), jnp.float16))
+    whole = autopar.Cluster.parse("2xv100")
+    (backward,) = (p for p in programs_of(planned, whole, Target.of(whole)) if p.name == "B0")
+    export: Any = backward.export
+    compiled = compile_ahead(export())
+    assert compiled.peak_bytes - compiled.argument_bytes > (27 + 18) * 2**20
+    assert backward.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)
+
+
 def ratios(cluster: str) -> dict[str, float]:
     """Planned over compiled peak of every part of the loop."""
     planned = planned_for(cluster)
