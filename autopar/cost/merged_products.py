@@ -3,11 +3,14 @@
     q = x @ wq    k = x @ wk    v = x @ wv    =>    qkv = x @ concatenate(wq, wk, wv)
 
 One product fills the chip better than three small ones, and loads x once. But what the three read
-beside x is copied side by side first, and all of it is waited for.
+beside x is copied side by side first, and all of it is waited for. A product that is only cast, as
+a gradient is to f32, XLA writes in that dtype at once, if it is not merged; its model of GPUs has
+no figures of such products, and schedules them as if they took much longer.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +21,8 @@ from autopar.ir.listing import Block, LocalOp, Loop, names_made, names_read
 
 # XLA merges two products if what one of them reads and makes takes no more (DotMerger).
 _MOST_BYTES = 64 << 20
+# XLA's timeline of H100s has 3.2 ms for what is 0.1 ms by its own table of products in one dtype.
+_TIMES_CAST = 25
 
 
 def seconds_saved_by_merging(block: Block, graph: Graph, prices: Prices, sizes: Sizes) -> float:
@@ -34,10 +39,12 @@ def seconds_saved_by_merging(block: Block, graph: Graph, prices: Prices, sizes: 
 class _Product:
     """A matrix product of a device's pieces, its `number`, and bits of those that it `waits_for`.
 
-    `dims` are its batches, rows, columns and terms; its operands' bytes are `read`.
+    `dims` are its batches, rows, columns and terms; its operands' bytes are `read`. Nothing reads
+    one that `is_cast` but a cast to another dtype.
     """
 
     op: Op
+    is_cast: bool
     dims: tuple[int, int, int, int]
     number: int
     waits_for: int
@@ -65,7 +72,10 @@ class _Group:
         dims[1 + own] += sum(p.dims[1 + own] for p in others)
         nbytes = first.nbytes + sum(p.nbytes - p.read[self.shared] for p in others)
         copied = sum(2 * p.read[own] for p in self.products)
-        apart = sum(prices.product(p.op, p.nbytes, p.dims) for p in self.products)
+        apart = sum(
+            prices.product(p.op, p.nbytes, p.dims) * (_TIMES_CAST if p.is_cast else 1)
+            for p in self.products
+        )
         return apart - prices.product(first.op, nbytes, dims) - prices.elementwise(copied)
 
 
@@ -96,6 +106,7 @@ def _readings(
     block: Block, graph: Graph, sizes: Sizes
 ) -> Iterator[tuple[_Product, int, tuple[object, ...]]]:
     """Each product of a block with each of its operands, and a key that mergeable ones share."""
+    cast_alone = _cast_alone(block, sizes)
     behind: dict[str | None, int] = {}  # the products that a piece is computed from, as bits
     original: dict[str | None, str] = {}  # of a cast, the value and the dtype
     count = 0
@@ -106,8 +117,7 @@ def _readings(
         op = sizes.op(step.equation) if isinstance(step, LocalOp) else None
         if isinstance(step, LocalOp) and op is not None:
             if op.kind == "convert_element_type" and (name := step.operands[0]) is not None:
-                cast = f"{original.get(name, name)} as {op.results[0].dtype}"
-                original[step.results[0]] = cast
+                original[step.results[0]] = f"{original.get(name, name)} as {op.results[0].dtype}"
             dims = product_dims(op, step, sizes) if is_product(op) else None
             if dims is not None:
                 left, right = (
@@ -117,13 +127,31 @@ def _readings(
                     )
                 )
                 made = sizes.of(op.results[0], step.result_shardings[0])
-                product = _Product(op, dims, count, bits, (left, right), made)
+                is_cast = step.results[0] in cast_alone
+                product = _Product(op, is_cast, dims, count, bits, (left, right), made)
                 for o, name in enumerate(step.operands):
                     key = original.get(name, name), op.results[0].dtype, *_roles(op, o)
                     yield product, o, key
                 bits |= 1 << count
                 count += 1
         behind.update(dict.fromkeys(names_made(step), bits))
+
+
+def _cast_alone(block: Block, sizes: Sizes) -> set[str]:
+    """The pieces that nothing reads but a cast, be it of their transpose."""
+    reads = Counter(name for step in block.instructions for name in names_read(step))
+    reads.update(block.outputs)
+    found = set[str]()
+    for step in reversed(block.instructions):
+        op = sizes.op(step.equation) if isinstance(step, LocalOp) else None
+        if not isinstance(step, LocalOp) or op is None or not step.operands:
+            continue
+        name = step.operands[0]
+        is_turned = op.kind in ("reshape", "transpose") and step.results[0] in found
+        if name is not None and reads[name] == 1:
+            if op.kind == "convert_element_type" or is_turned:
+                found.add(name)
+    return found
 
 
 def _roles(op: Op, operand: int) -> Iterator[tuple[bool, bool]]:

@@ -39,7 +39,13 @@ from autopar.cost.order import (
 from autopar.cost.picked import picked_bytes
 from autopar.cost.prices import Prices
 from autopar.cost.sums import AddedSums, added_sums
-from autopar.cost.trips import PIPELINED_IN_TURN, PieceTime, able_to_cross, collective_kind
+from autopar.cost.trips import (
+    PIPELINED_IN_TURN,
+    PieceTime,
+    able_to_cross,
+    collective_kind,
+    repeats_work,
+)
 from autopar.errors import GraphError
 from autopar.ir.batching import Accumulator
 from autopar.ir.compiler_options import PIPELINED
@@ -304,16 +310,22 @@ def timed_listing(
     """
     sizes = sizes or Sizes(graph, prices.mesh, prices.cluster.chip.platform)
     given = sizes.inputs(program)
-    timer = _Timer(sizes, prices, prices.pipelined, added_sums(graph, program, sizes, sums or ()))
+    pipelined, asked = prices.pipelined, dict(prices.options)
+    timer = _Timer(sizes, prices, pipelined, added_sums(graph, program, sizes, sums or ()))
     best = timer.block(program.block, given)
-    if sums is not None or not timer.is_short:
+    if sums is not None:
+        return best
+    if timer.repeats_work and PIPELINED["all-gather"] not in asked:
+        pipelined -= {"all-gather"}
+        timer = _Timer(sizes, prices, pipelined)
+        best = timer.block(program.block, given)
+    if not timer.is_short:
         return best
     # A loop of few trips pipelines only some kinds: it had better be those that take longest. What
     # takes little is mostly hidden beside the work of its own trip.
-    asked = dict(prices.options)
-    free = [k for k in sorted(prices.pipelined) if PIPELINED[k] not in asked]
+    free = [k for k in sorted(pipelined) if PIPELINED[k] not in asked]
     for left_out in (set(c) for n in range(1, len(free) + 1) for c in combinations(free, n)):
-        other = _Timer(sizes, prices, prices.pipelined - left_out).block(program.block, given)
+        other = _Timer(sizes, prices, pipelined - left_out).block(program.block, given)
         if other.crossing_seconds > best.crossing_seconds * (1 + _ROUNDING):
             best = other
     return best
@@ -418,7 +430,8 @@ def moved_seconds(timed: Timed) -> dict[tuple[str, tuple[str, ...]], float]:
 class _Timer:
     """Times blocks, loops by their bodies, with such kinds of collectives pipelined.
 
-    It `is_short` once it has met a loop that has too few trips for all that could cross them.
+    It `is_short` once it has met a loop that has too few trips for all that could cross them, and
+    `repeats_work` once one in which XLA would run products twice to gather a trip ahead.
     """
 
     def __init__(
@@ -430,7 +443,7 @@ class _Timer:
     ) -> None:
         self._sizes, self._prices, self._pipelined = sizes, prices, pipelined
         self._sums = sums
-        self.is_short = False
+        self.is_short = self.repeats_work = False
         entry = entry_named(prices.cluster.chip.name)
         gpu = entry.target if entry is not None else None
         self._guesses = gpu is not None and gpu.major < _TIMED_FROM
@@ -558,6 +571,8 @@ class _Timer:
             for k, is_beside in enumerate(beside)
         ]
         able = able_to_cross(body.block, kernels, flow, b, is_light)
+        if "all-gather" in self._pipelined:
+            self.repeats_work |= repeats_work(body.block, kernels, flow, b, is_light)
         found = {k: kind for k, kind in able.items() if beside[k] and kind in self._pipelined}
         # As many kinds as there are trips to spare.
         taken = [kind for kind in PIPELINED_IN_TURN if kind in found.values()]

@@ -62,6 +62,32 @@ def able_to_cross(
     return found
 
 
+def repeats_work(
+    block: Block,
+    kernels: Sequence[Kernel],
+    flow: ControlFlow,
+    b: int,
+    is_light: Sequence[bool],
+) -> bool:
+    """True if XLA would run products of a trip twice, were it asked to pipeline gathers.
+
+    It takes a gather to the trip before with all that leads to it, if that is known by then. A loop
+    over microbatches carries nothing but sums, so that forward passes are known:
+
+        h = x @ w | gather h | ...    =>    h' = x' @ w | gather h' | h = x @ w | ...
+    """
+    carries = [n for n, p in zip(block.inputs, flow.inputs[b], strict=True) if p.is_carry]
+    known = {*known_before(kernels, carries, [True] * len(kernels))}
+    heavy = set[str]()
+    for k, kernel in enumerate(kernels):
+        behind = not heavy.isdisjoint(kernel.reads)
+        if behind and k in known and collective_kind(block, kernel) == "all-gather":
+            return True
+        if behind or not (is_light[k] or collective_kind(block, kernel)):
+            heavy.update(kernel.makes)
+    return False
+
+
 @dataclass(frozen=True)
 class Leaving:
     """The kernels of a scan's body that belong to another trip than that in which they run.

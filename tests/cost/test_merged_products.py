@@ -114,6 +114,17 @@ def test_each_trip_of_a_loop_counts() -> None:
     assert saved(found) == pytest.approx(6 * one_by_one(1024, [512, 512], 512), rel=1e-9)
 
 
+def test_products_that_are_only_cast_had_better_be_merged() -> None:
+    """XLA would write each in f32, and take that for much longer than it is."""
+
+    def step(state: Any, x: Any) -> Any:
+        return state, [(x @ w).T.astype(jnp.float32) for w in state]
+
+    found = planned(step, arrays((4096, 1024), (4096, 1024)), *arrays((2048, 4096)))
+    assert saved(found) > 10 * abs(one_by_one(2048, [1024, 1024], 4096))
+    assert MERGED_PRODUCTS not in dict(found.plan.compiler_options)
+
+
 def attended(width: int, rows: int) -> Planned:
     """A step of queries, keys and values, of half the rows on each of two devices."""
 
