@@ -478,7 +478,7 @@ _LARGER = 16
 _TURNING = frozenset({"reshape", "transpose"})
 
 
-COPY, OUTSIDE, ADDING = -1, -2, -3  # in place of an instruction's index
+COPY, OUTSIDE, ADDING, FILL = -1, -2, -3, -4  # in place of an instruction's index
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,13 +486,14 @@ class Kernel:
     """A kernel: pieces that it makes and reads, and scratch that lives as long as it runs.
 
     `at` is its instruction's index in the block, or below 0 for what is no instruction: a `COPY`,
-    be it in another order or what a loop cuts out, what runs `OUTSIDE` its loop, and the `ADDING`
-    of the one piece that it reads to a sum. Of a move of several collectives each is a kernel,
-    `part` its number. `group` are the kind, axes and dtype of a collective that may be combined
-    with its like, the dtype "" of gathers, which may be of several. A light one may be fused with
-    others that read the same, such as one that `picks` items of what it reads; an early one need
-    not wait for its readers' turn: it gathers. `wasted_bytes` are loaded beside those that it
-    reads, where it loads them item by item; `work_bytes` could be loaded while it computes.
+    be it in another order or what a loop cuts out, what runs `OUTSIDE` its loop, the `ADDING` of
+    the one piece that it reads to a sum, and the `FILL` of a scan's stack with zeros. Of a move of
+    several collectives each is a kernel, `part` its number. `group` are the kind, axes and dtype of
+    a collective that may be combined with its like, the dtype "" of gathers, which may be of
+    several. A light one may be fused with others that read the same, such as one that `picks` items
+    of what it reads; an early one need not wait for its readers' turn: it gathers. `wasted_bytes`
+    are loaded beside those that it reads, where it loads them item by item; `work_bytes` could be
+    loaded while it computes.
     """
 
     at: int

@@ -14,6 +14,7 @@ from autopar.cluster.chip import Platform
 from autopar.cost.heap import Buffer, heap_bytes
 from autopar.cost.kernels import (
     ADDING,
+    FILL,
     Kernel,
     Pieces,
     Sizes,
@@ -51,9 +52,10 @@ from autopar.cost.trips import (
     Unrolled,
     able_to_cross,
     steady_trip,
+    zeros_of,
 )
 from autopar.ir.batching import Accumulator
-from autopar.ir.control_flow import ControlFlow
+from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.graph import Origin as OpOrigin
 from autopar.ir.listing import (
@@ -67,7 +69,7 @@ from autopar.ir.listing import (
 )
 from autopar.ir.peak import SHOWN_ITEMS, HeldItem, HeldKind, Peak
 from autopar.ir.sharding import MeshShape, Sharding
-from autopar.ir.values import Role, Value
+from autopar.ir.values import Literal, Role, Value
 
 
 @dataclass(frozen=True)
@@ -381,6 +383,8 @@ class _Walk:
         self._pipelined = timed.pipelined if timed is not None else frozenset(PIPELINED_IN_TURN)
         self._crossed: dict[tuple[str, ...], tuple[Stored, Leaving]] = {}
         self._outside_shapes: dict[str, tuple[int, ...]] = {}
+        # The number that each stack is filled with, its dtype and shape.
+        self._fills: dict[str, tuple[str, str, tuple[int, ...]]] = {}
         self.elsewhere: dict[str, PieceTime] = {}  # times of what is made outside of its loop
         self._inside: dict[tuple[str, ...], Moment] = {}
         self._bodies: dict[tuple[str, ...], list[Moment]] = {}
@@ -518,10 +522,41 @@ class _Walk:
     def joined(self, block: Block, stored: Stored) -> Stored:
         """The kernels of which several run as one joined: collectives, and element-wise work."""
         if self._sizes.platform == "gpu":
+            stored = self._filled_at_once(block, stored)
             stored = self._along_rows(block, stored)
             found = self._shapes(block, stored)
             stored = with_siblings(stored, [found.get(k.makes[0]) for k in stored.kernels])
         return combined(stored)
+
+    def _filled_at_once(self, block: Block, stored: Stored) -> Stored:
+        """The kernels, those joined that fill buffers alike with one number.
+
+        To XLA that is one value, of which everybody who writes into it gets a copy: it makes all of
+        them when it makes the first.
+        """
+        first_of: dict[tuple[str, str, tuple[int, ...]], int] = {}
+        kernels = list(stored.kernels)
+        for k, kernel in enumerate(kernels):
+            key = self._filled_with(block, kernel)
+            first = first_of.setdefault(key, k) if key is not None else k
+            if first != k:
+                makes = (*kernels[first].makes, *kernel.makes)
+                kernels[first] = replace(kernels[first], makes=makes)
+                kernels[k] = replace(kernel, makes=())
+        return replace(stored, kernels=tuple(kernel for kernel in kernels if kernel.makes))
+
+    def _filled_with(self, block: Block, kernel: Kernel) -> tuple[str, str, tuple[int, ...]] | None:
+        """The number that a kernel fills a buffer with, and its dtype and shape."""
+        if kernel.at == FILL:
+            return self._fills.get(kernel.makes[0])
+        step = kernel.instruction(block)
+        op = self._sizes.op(step.equation) if isinstance(step, LocalOp) else None
+        if not isinstance(step, LocalOp) or op is None or kernel.reads:
+            return None
+        number = op.operands[0] if op.kind == "broadcast_in_dim" else None
+        if not isinstance(number, Literal):
+            return None
+        return f"{float(number.text):g}", op.results[0].dtype, self._sizes.made(step, op)
 
     def _along_rows(self, block: Block, stored: Stored) -> Stored:
         """The kernels, those that Triton makes one of joined."""
@@ -547,6 +582,8 @@ class _Walk:
     ) -> Stored:
         """The kernels of a block, those of trips among them that are taken out of their loops."""
         stored = stored_kernels(block, self._sizes, given, self._inner, slices, stacked)
+        if self._sizes.platform == "gpu":
+            stored = self._with_stacks(block, stored)
         if not self._crossed:
             return stored
         kernels, nbytes, operands = list[Kernel](), dict(stored.nbytes), dict(stored.operands)
@@ -568,6 +605,39 @@ class _Walk:
             operands.update(unrolled.operands)
             self.elsewhere.update(unrolled.times)
         return replace(stored, kernels=tuple(kernels), nbytes=nbytes, operands=operands)
+
+    def _with_stacks(self, block: Block, stored: Stored) -> Stored:
+        """The kernels, and those that fill the stacks of scans with zeros, which scans write into.
+
+        Of stacks of one value XLA keeps the first.
+        """
+        kernels, nbytes, same = list[Kernel](), dict(stored.nbytes), dict[str, str]()
+        for kernel in stored.kernels:
+            reads = [same.get(name, name) for name in kernel.reads]
+            step = kernel.instruction(block)
+            op = self._sizes.op(step.equation) if isinstance(step, Loop) else None
+            flow = op.control_flow if op is not None else None
+            if isinstance(step, Loop) and op is not None and flow is not None:
+                first_of: dict[str, str] = {}
+                for r, stacked in _stacks(step, flow):
+                    first = first_of.setdefault(stacked, r)
+                    if first != r:
+                        same[r], nbytes[r] = first, 0
+                        continue
+                    zeros, at = zeros_of(r), step.results.index(r)
+                    value, sharding = op.results[at], step.result_shardings[at]
+                    shape = self._sizes.local(sharding, value.shape)
+                    self._fills[zeros] = "0", value.dtype, shape
+                    nbytes[zeros] = nbytes[r]
+                    kernels.append(Kernel(FILL, (zeros,), _NONE))
+                    reads.append(zeros)
+            kernels.append(replace(kernel, reads=frozenset(reads)))
+        behind = {
+            o: frozenset(same.get(name, name) for name in pieces)
+            for o, pieces in stored.behind.items()
+        }
+        kept = frozenset(same.get(name, name) for name in stored.kept)
+        return replace(stored, kernels=tuple(kernels), nbytes=nbytes, kept=kept, behind=behind)
 
     def inward(self, moment: Moment) -> tuple[Moment, ...]:
         """A moment and, where a loop runs in it, those of its body, outermost first."""
@@ -625,6 +695,14 @@ class _Walk:
         if isinstance(step, LocalOp):
             return not is_product(self._sizes.op(step.equation))
         return not isinstance(step, Loop) and not (isinstance(step, Move) and step.collectives)
+
+
+def _stacks(loop: Loop, flow: ControlFlow) -> Iterator[tuple[str, str]]:
+    """The stacks that a scan writes, each with the piece of its body that a trip puts there."""
+    if flow.kind == "scan":
+        for output, port in zip(loop.bodies[0].outputs, flow.outputs[0], strict=True):
+            if output is not None and port.kind is PortKind.STACKED and port.result is not None:
+                yield loop.results[port.result], output
 
 
 def _scheduled(

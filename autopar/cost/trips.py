@@ -176,6 +176,11 @@ class PieceTime(NamedTuple):
     is_beside: bool
 
 
+def zeros_of(stack: str) -> str:
+    """The piece that a scan's stack is before the first trip."""
+    return f"zeros of {stack}"
+
+
 _Names = dict[str, Pieces]  # of a body's pieces, those that stand for them in the step
 _Left = tuple[str, _Names]  # a trip's label, and its names
 
@@ -210,7 +215,8 @@ class Unrolled:
         for name, port in zip(self._block.inputs, flow.inputs[0], strict=True):
             operand = operands.get(port)
             self._entries[name] = outer.behind.get(operand, _NONE) if operand else _NONE
-        self._stacks: dict[str, str] = {}
+        # What each stack is written into so far: its zeros at first.
+        self._stacks = {r: z for r in loop.results if (z := zeros_of(r)) in outer.nbytes}
         self._waiting: list[_Left | None] = [None for _ in leaving.late]
         self._write(kernel)
 
