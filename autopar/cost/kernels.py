@@ -127,6 +127,13 @@ def operand_shape(op: Op, operand: int) -> tuple[int, ...]:
     return tuple(math.prod(rule.factors[f].size for f in dim) for dim in rule.operands[operand])
 
 
+def group_count(op: Op) -> int:
+    """The number of groups that the rows of a product come in; 1 for all but ragged products."""
+    if op.kind != "ragged_dot_general" or op.rule is None:
+        return 1
+    return math.prod(op.rule.factors[f].size for f in op.rule.operands[2][-1])
+
+
 def has_filter(op: Op) -> bool:
     """True if a convolution slides a filter: it has no more taps than the result has places.
 
@@ -234,7 +241,7 @@ class Line:
     made of such alone: a sum takes it as it lies, but with anything else it is read across. Copies
     whose items are loaded `apart`, by name, come with the product's results that they are made
     from, and so do those that stand `before` what is computed of such a result. Copies of images
-    are `padded` to so many times their size.
+    are `padded` to so many times their size, and so are those of rows that come in groups.
     """
 
     into_products: bool = False
@@ -397,6 +404,12 @@ def _read_from_memory(
             line.padded[copy] = share
             apart.add(image)
         return set(line.reads[i]) - apart
+    if op.kind == "ragged_dot_general" and sizes.platform == "gpu":
+        rows = run.operands[0]
+        if rows is not None:
+            copy = f"{rows} by groups for {line.makes[i][0]}"
+            line.copied[i], line.padded[copy] = {rows: copy}, group_count(op)
+            return set(line.reads[i]) - {rows}
     if op.kind == "dot_general":
         local = sizes.local(run.result_shardings[0], op.results[0].shape)
         copied = layouts.product(op, run.operands, run.results[0], local)
@@ -602,12 +615,14 @@ class Sizes:
 def product_dims(op: Op, run: LocalOp, sizes: Sizes) -> tuple[int, int, int, int] | None:
     """The batches, rows, columns and terms of each sum of a device's piece of a matrix product.
 
-    None for other ops.
+    Each group of a ragged one has terms, or columns, of its own. None for other ops.
     """
-    if op.kind != "dot_general" or op.rule is None:
+    if op.kind not in ("dot_general", "ragged_dot_general") or op.rule is None:
         return None
     right, kept = set(op.rule.operands[1]), set(op.rule.results[0])
     batches = rows = terms = 1
+    if len(op.rule.operands) > 2 and op.rule.operands[2][-1] not in kept:
+        terms = group_count(op)
     for dim, size in zip(op.rule.operands[0], sizes.shard(run, op), strict=True):
         if dim not in kept:
             terms *= size
@@ -756,6 +771,7 @@ class _Writer:
         self._computed: dict[str, tuple[_Behind, int]] = {}
         self._kernels: list[Kernel] = []
         self._written_at: dict[str, int] = {}  # of what element-wise work stores, its kernel
+        self._padded_at: dict[str, int] = {}  # of what is copied into another shape, the kernel
 
     def stored(self, block: Block) -> Stored:
         """The pieces that were written."""
@@ -965,7 +981,8 @@ class _Writer:
             behind = frozenset((self._line.before[copy],))
         if copy in self._line.padded:  # which has another shape: no kernel writes both
             self._nbytes[copy] = int(self._nbytes[copy] * self._line.padded[copy])
-            behind, at = stored[0], None
+            behind, at = stored[0], self._padded_at.get(name)
+            self._padded_at.setdefault(name, len(self._kernels))
         else:
             at = self._written_at.pop(name, None)
         if at is not None:
@@ -1128,6 +1145,10 @@ class _Writer:
             items = self._nbytes[makes[0]] // item_bytes(op.results[0].dtype)
             shard = self._sizes.shard(step, op)
             scratch = split_bytes(op, items, step.operand_shardings[0], shard)
+        if op.kind == "ragged_dot_general":  # the first that reads its rows turns them over
+            for name, copy in self._line.copied.get(i, {}).items():
+                is_first = self._kernels[self._padded_at[name]].makes[0] == copy
+                scratch = self._nbytes[copy] if is_first else 0
         light = self._line.fused[i] or is_reduction(op)
         in_place = works_in_place(op)
         work = 0.0

@@ -19,6 +19,7 @@ from autopar.cluster import Chip, Cluster, LinkLevel, axis_links
 from autopar.cluster.catalog import gpu_target
 from autopar.cluster.chip import GpuTarget
 from autopar.cost.collective import SCATTER_TIE, collective_seconds
+from autopar.cost.kernels import group_count
 from autopar.errors import MeshError
 from autopar.ir.compiler_options import PIPELINED, CompilerOptions
 from autopar.ir.graph import Op
@@ -44,11 +45,13 @@ _FUSED_SHARE = 0.05
 def kernel_seconds(chip: Chip, op: Op, nbytes: float, share: float = 1.0) -> float:
     """Seconds of the kernel of an op that moves `nbytes` and does 1 / `share` of the op's work.
 
-    Products and convolutions are bound by arithmetic or by memory, all else by memory.
+    Products and convolutions are bound by arithmetic or by memory, all else by memory. XLA for GPUs
+    multiplies rows that come in groups by what each group has, with zeros for those of others.
     """
     if op.kind not in HEAVY:
         return elementwise_seconds(chip, nbytes)
-    return compute_seconds(chip, op.flops / share, nbytes, op.results[0].dtype)
+    flops = op.flops * (group_count(op) if chip.platform == "gpu" else 1)
+    return compute_seconds(chip, flops / share, nbytes, op.results[0].dtype)
 
 
 def fused_seconds(chip: Chip, nbytes: float) -> float:
