@@ -241,7 +241,7 @@ class Line:
     made of such alone: a sum takes it as it lies, but with anything else it is read across. Copies
     whose items are loaded `apart`, by name, come with the product's results that they are made
     from, and so do those that stand `before` what is computed of such a result. Copies of images
-    are `padded` to so many times their size, and so are those of rows that come in groups.
+    are `padded` to so many times their size, those of rows are `grouped` with as many groups.
     """
 
     into_products: bool = False
@@ -259,6 +259,7 @@ class Line:
     apart: dict[str, str] = field(default_factory=dict[str, str])
     before: dict[str, str] = field(default_factory=dict[str, str])
     padded: dict[str, float] = field(default_factory=dict[str, float])
+    grouped: dict[str, int] = field(default_factory=dict[str, int])
     visits: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
@@ -408,7 +409,7 @@ def _read_from_memory(
         rows = run.operands[0]
         if rows is not None:
             copy = f"{rows} by groups for {line.makes[i][0]}"
-            line.copied[i], line.padded[copy] = {rows: copy}, group_count(op)
+            line.copied[i], line.grouped[copy] = {rows: copy}, group_count(op)
             return set(line.reads[i]) - {rows}
     if op.kind == "dot_general":
         local = sizes.local(run.result_shardings[0], op.results[0].shape)
@@ -771,7 +772,7 @@ class _Writer:
         self._computed: dict[str, tuple[_Behind, int]] = {}
         self._kernels: list[Kernel] = []
         self._written_at: dict[str, int] = {}  # of what element-wise work stores, its kernel
-        self._padded_at: dict[str, int] = {}  # of what is copied into another shape, the kernel
+        self._grouped_at: dict[str, int] = {}  # of rows, the kernel that copies them by groups
 
     def stored(self, block: Block) -> Stored:
         """The pieces that were written."""
@@ -981,8 +982,11 @@ class _Writer:
             behind = frozenset((self._line.before[copy],))
         if copy in self._line.padded:  # which has another shape: no kernel writes both
             self._nbytes[copy] = int(self._nbytes[copy] * self._line.padded[copy])
-            behind, at = stored[0], self._padded_at.get(name)
-            self._padded_at.setdefault(name, len(self._kernels))
+            behind, at = stored[0], None
+        elif copy in self._line.grouped:  # by one kernel, for all that read the same rows
+            self._nbytes[copy] *= self._line.grouped[copy]
+            behind, at = stored[0], self._grouped_at.get(name)
+            self._grouped_at.setdefault(name, len(self._kernels))
         else:
             at = self._written_at.pop(name, None)
         if at is not None:
@@ -1147,7 +1151,7 @@ class _Writer:
             scratch = split_bytes(op, items, step.operand_shardings[0], shard)
         if op.kind == "ragged_dot_general":  # the first that reads its rows turns them over
             for name, copy in self._line.copied.get(i, {}).items():
-                is_first = self._kernels[self._padded_at[name]].makes[0] == copy
+                is_first = self._kernels[self._grouped_at[name]].makes[0] == copy
                 scratch = self._nbytes[copy] if is_first else 0
         light = self._line.fused[i] or is_reduction(op)
         in_place = works_in_place(op)
