@@ -49,12 +49,18 @@ class Order:
     def is_tiled(self, wanted: Sequence[int]) -> bool:
         """True if tiles can turn a value over from this order to another.
 
-        [a, b, c] -> [c, b, a] takes tiles of a and of b x c; [a, b, c] -> [a, c, b] of b and c.
+        [a, b, c] -> [c, b, a] takes tiles of a and of b x c, if c is a power of two, else of c
+        alone; [a, b, c] -> [b, c, a] of a and of b x c, and [a, b, c] -> [a, c, b] of b and c.
         """
         if set(self.dims) != set(wanted) or self.dims[-1:] == wanted[-1:]:
             return True
         size_of = dict(zip(self.dims, self.sizes, strict=True))
         behind = self.dims[self.dims.index(wanted[-1]) + 1 :]
+        innermost = size_of[self.dims[-1]]
+        if innermost & (innermost - 1):  # as many of them as stay side by side
+            stop = wanted.index(behind[-1]) + 1
+            runs = (behind[k:] for k in range(len(behind)))
+            behind = next(r for r in runs if r == tuple(wanted[max(0, stop - len(r)) : stop]))
         return min(size_of[wanted[-1]], math.prod(size_of[d] for d in behind)) >= _LEAST_TILED
 
     def sized(self, local: Sequence[int]) -> Order:
@@ -246,8 +252,8 @@ def _wanted_by_product(rule: Rule, operand: int, order: Order) -> tuple[int, ...
     sums_first = tuple(d for _, d in sorted(sides, key=lambda at: (-at[0] % 3, at[1])))
     wanted, other = (sums_first, sums_last) if operand else (sums_last, sums_first)
     batches = sum(side == 0 for side, _ in sides)
-    if batches < 2 and not order.is_tiled(wanted) and order.is_tiled(other):
-        return other
+    if batches < 2 and not order.is_tiled(wanted):
+        return other if order.is_tiled(other) or [*other] == sorted(other) else wanted
     return wanted
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from autopar.cluster.chip import Platform
 from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
-from autopar.cost.layouts import Layouts
+from autopar.cost.layouts import Layouts, Order
 from autopar.cost.order import lightened
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Block, Collective, Fence, ListingStep, LocalOp, Move, MoveStep
@@ -173,6 +173,14 @@ def test_the_product_that_is_visited_first_gives_the_order() -> None:
     gradient_first = [*ops[:-1], "%y: f32[4,2,32,64] = mul(%g, %e) forward"]
     other = kernels_of(graph_of(*gradient_first, inputs=inputs, returns='%y "y", %t "t"'))
     assert made(other) == [("%g",), ("%s",), ("%t",), ("%y",)]  # %s is turned over in tiles
+
+
+@pytest.mark.parametrize(("group", "is_tiled"), [(2, True), (3, False), (4, True), (9, True)])
+def test_tiles_take_short_dims_that_are_powers_of_two(group: int, is_tiled: bool) -> None:
+    """Of queries in groups of three XLA loads each score by itself, as its H100 timeline has it."""
+    scores = Order((0, 4, 3, 2), (4, 64, 32, group), 0, "%s")  # [batch, key, query, group]
+    assert scores.is_tiled((0, 2, 3, 4)) is is_tiled
+    assert scores.is_tiled((0, 3, 2, 4))  # which turns [query, group] over as one
 
 
 def test_what_is_computed_of_a_copy_waits_for_all_else_that_it_is_computed_of() -> None:
