@@ -108,15 +108,15 @@ class Phases:
 
 def analyze_phases(transfer: TransferFunctions, known: Collection[str] = ()) -> Phases:
     """The phases of a step in which the values `known` are there from the start."""
-    part, whole = transfer.graphs.part, transfer.graphs.whole
+    part, whole, known = transfer.graphs.part, transfer.graphs.whole, frozenset(known)
     # 1. Live ops, backwards: those that an output or an effect needs. Known values need no op.
-    needed = {o for o in part.outputs if isinstance(o, str)} - set(known)
+    needed = {o for o in part.outputs if isinstance(o, str)} - known
     live: set[int] = set()
     for i in range(len(part.ops) - 1, -1, -1):
         op = part.ops[i]
         if op.acts or any(v.name in needed for v in op.results):
             live.add(i)
-            needed.update(set(op.value_operands()) - set(known))
+            needed.update(name for name in op.value_operands() if name not in known)
     # 2. phase(input) = 0. The number of a microbatch is local; inputs with rows are sharded; the
     #    rest is replicated.
     states: dict[str, State] = {}

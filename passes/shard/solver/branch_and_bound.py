@@ -210,10 +210,10 @@ class _Buckets:
                 parts[table.into].append(least.transpose(table.dims).reshape(table.shape))
             else:
                 total += float(least)
-        choice: dict[int, Ints] = {}
+        choice: dict[int, int] = {}
         for v in self._last_first:
-            choice[v] = self.regret(v, choice).argmin(axis=1)
-        return total, tuple(int(choice[v][0]) for v in range(len(self.sizes)))
+            choice[v] = int(self.regret(v, choice).argmin())
+        return total, tuple(choice[v] for v in range(len(self.sizes)))
 
     def _minimum(self, i: int) -> Floats:
         """The least of a table over its own choices, some at a time: more would leave the cache."""
@@ -225,7 +225,7 @@ class _Buckets:
             least = np.minimum(least, reduce(np.add, rows).min(axis=0))
         return least
 
-    def regret(self, v: int, choices: Mapping[int, Ints]) -> Floats:
+    def regret(self, v: int, choices: Mapping[int, Ints] | Mapping[int, int]) -> Floats:
         """By how much each choice of a node lifts the bound: [choices of those after it, own]."""
         total = np.zeros((1, self.sizes[v]))
         for i in self.of_node[v]:
