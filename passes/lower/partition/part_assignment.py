@@ -302,7 +302,7 @@ def _products(step: StepAnalysis, ops: set[int]) -> set[str]:
     for i in ops:
         op = step.ops[i]
         items = sum(r.item_count for r in op.results)
-        if op.flops > _HEAVY * items and not all(map(step.has_rows, op.value_operands())):
+        if op.flops > _HEAVY * items and not all(map(step.has_rows, op.value_operands)):
             found.update(r.name for r in op.results)
     return found
 
