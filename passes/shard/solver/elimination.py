@@ -61,7 +61,8 @@ class _Gone:
         """The best choice where the neighbors have theirs."""
         total = self.costs
         for scope, table in self.tables.items():
-            total = total + table[tuple(slice(None) if w == self.node else choice[w] for w in scope)]
+            at = tuple([slice(None) if w == self.node else choice[w] for w in scope])
+            total = total + table[at]
         return int(total.argmin())
 
 

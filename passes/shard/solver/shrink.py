@@ -161,9 +161,12 @@ class _Work:
         """Move a table into its two ends' costs if it is a sum of them, as one row always is."""
         table = self._near[v][w]
         first = table[0] - table[0, 0]
-        if min(table.shape) > 1 and (
-            table[-1, -1] - table[-1, 0] != first[-1]  # most tables are told by one number
-            or (table - table[:, :1] - first).any()
+        if (
+            min(table.shape) > 1
+            and (
+                table[-1, -1] - table[-1, 0] != first[-1]  # most tables are told by one number
+                or (table - table[:, :1] - first).any()
+            )
         ):
             self._looked_at[v, w], self._looked_at[w, v] = table, self._near[w][v]
             return
