@@ -17,7 +17,7 @@ from autopar.cost.kernels import Pieces, Sizes, is_fused_into_readers
 from autopar.cost.liveness import Moment
 from autopar.cost.memory import StepKernels, step_kernels
 from autopar.cost.prices import Prices, elementwise_seconds
-from autopar.cost.timeline import timed_listing
+from autopar.cost.timeline import Timed, timed_listing
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.listing import Listing, LocalOp, Loop
@@ -42,10 +42,22 @@ class _Pair:
 
 
 class Residuals:
-    """A step with what could be kept or made again in it."""
+    """A step with what could be kept or made again in it.
 
-    def __init__(self, graph: Graph, listing: Listing, prices: Prices) -> None:
+    `sizes` and `timed` are those of the listing, where another has read and timed it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        listing: Listing,
+        prices: Prices,
+        sizes: Sizes | None = None,
+        timed: Timed | None = None,
+    ) -> None:
         self.graph, self._listing, self._prices = graph, listing, prices
+        self._sizes = sizes or Sizes(graph, prices.mesh, prices.cluster.chip.platform)
+        self._timed = timed
         self._pairs = {p.forward: p for p in _pairs(graph)}
         self._readers = _readers(graph)
         self._outer: dict[str, Operand] = {}  # constants and slices of paired bodies
@@ -87,10 +99,9 @@ class Residuals:
 
     @cached_property
     def _step(self) -> StepKernels:
-        prices = self._prices
-        sizes = Sizes(self.graph, prices.mesh, prices.cluster.chip.platform)
-        timed = timed_listing(self.graph, self._listing, prices, sizes)
-        return step_kernels(self.graph, self._listing, sizes, timed)
+        graph, listing, sizes = self.graph, self._listing, self._sizes
+        timed = self._timed or timed_listing(graph, listing, self._prices, sizes)
+        return step_kernels(graph, listing, sizes, timed)
 
     @cached_property
     def _passes(self) -> Passes:
