@@ -9,7 +9,8 @@ from typing import TypeVar, cast
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 # Minima are vectorized only where no value is taken to be a NaN; sums keep their order, so that
-# every machine finds the same.
+# every machine finds the same. Inner loops go along slices: of an index that is a sum it is asked
+# at every step if it is below zero, and so counts from the end.
 _OPTIONS = {"cache": True, "nogil": True, "fastmath": {"nnan", "nsz"}}
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -241,7 +241,10 @@ class Line:
     made of such alone: a sum takes it as it lies, but with anything else it is read across. Copies
     whose items are loaded `apart`, by name, come with the product's results that they are made
     from, and so do those that stand `before` what is computed of such a result. Copies of images
-    are `padded` to so many times their size, those of rows are `grouped` with as many groups.
+    are `padded` to so many times their size, those of rows are `grouped` with as many groups. Of
+    each instruction it is told if anyone wants it, and the `roots`: into which kernels it may be
+    fused, as bits of a number, kernel j's being bit j of its lowest 64. Far kernels may share one,
+    which only makes a count smaller; it is 0 where the result is stored in any case.
     """
 
     into_products: bool = False
@@ -261,10 +264,12 @@ class Line:
     padded: dict[str, float] = field(default_factory=dict[str, float])
     grouped: dict[str, int] = field(default_factory=dict[str, int])
     visits: Mapping[str, int] = field(default_factory=dict[str, int])
+    alive: list[bool] = field(default_factory=list[bool])
+    roots: list[int] = field(default_factory=list[int])
 
 
 def read_line(block: Block, sizes: Sizes) -> Line:
-    """Reads a block in one pass."""
+    """Reads a block in one pass, and back once more for what is wanted of it."""
     line = Line(into_products=sizes.platform == "tpu")
     visits: Mapping[str, int] = {}
     if not line.into_products:  # a product on a TPU takes what it reads in any order
@@ -316,6 +321,7 @@ def read_line(block: Block, sizes: Sizes) -> Line:
     line.apart, line.before = layouts.apart, layouts.before
     if sizes.platform == "gpu":
         line.visits = visits
+    _find_roots(line, set(returned))
     return line
 
 
@@ -563,7 +569,8 @@ class Stored:
 class Sizes:
     """Looks up ops and weighs pieces on one mesh of devices of a platform.
 
-    The kernels of blocks are kept, so that what weighs a listing and what times it read it once.
+    Blocks, and their kernels, are kept as they were read: what weighs a listing and what times it
+    read it once.
     """
 
     def __init__(self, graph: Graph, mesh: MeshShape, platform: Platform = "gpu") -> None:
@@ -571,6 +578,16 @@ class Sizes:
         self.platform: Platform = platform
         self._known: dict[tuple[tuple[int, ...], str, Sharding], int] = {}
         self._stored: list[tuple[Block, Mapping[str, int], Stored]] = []
+        self._lines: list[tuple[Block, Line]] = []
+
+    def line(self, block: Block) -> Line:
+        """A block, as it was read before or now."""
+        for known, line in self._lines:
+            if known is block:
+                return line
+        line = read_line(block, self)
+        self._lines.append((block, line))
+        return line
 
     def stored(self, block: Block, given: Mapping[str, int], write: Callable[[], Stored]) -> Stored:
         """The kernels of a block without loops on such inputs, written where they are not known."""
@@ -665,27 +682,21 @@ def _written(
     slices: Mapping[str, int] | None = None,
     stacked: Pieces = _NONE,
 ) -> Stored:
-    line = read_line(block, sizes)
-    alive, roots = _roots(line, len(block.instructions), block)
+    line = sizes.line(block)
     writer = _Writer(line, sizes, given, inner_bytes, stacked)
     for name, nbytes in (slices or {}).items():
         writer.cut(name, nbytes)
     for i, step in enumerate(block.instructions):
-        if alive[i]:
-            writer.visit(i, step, roots[i])
+        if line.alive[i]:
+            writer.visit(i, step, line.roots[i])
     return writer.stored(block)
 
 
-def _roots(line: Line, count: int, block: Block) -> tuple[list[bool], list[int]]:
-    """For each instruction, whether anyone wants it, and into which kernels it may be fused.
-
-    The latter are bits of a number, kernel j's being bit j of its lowest 64: far kernels may
-    share one, which only makes a count smaller. It is 0 where the result is stored in any case.
-    """
-    wanted = {o for o in block.outputs if o is not None}
-    alive = [False] * count
-    roots = [0] * count
-    loaded, readers = line.loaded, line.readers
+def _find_roots(line: Line, wanted: Set[str]) -> None:
+    """Notes what is wanted of a line whose block gives back some values, and its roots."""
+    count = len(line.ops)
+    line.alive, line.roots = [False] * count, [0] * count
+    alive, roots, loaded, readers = line.alive, line.roots, line.loaded, line.readers
     for i in range(count - 1, -1, -1):
         fusible = line.fused[i]
         found, used = 0, False
@@ -699,7 +710,6 @@ def _roots(line: Line, count: int, block: Block) -> tuple[list[bool], list[int]]
         alive[i] = used
         if fusible:
             roots[i] = found
-    return alive, roots
 
 
 class _Joined:

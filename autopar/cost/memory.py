@@ -144,9 +144,7 @@ def _arguments(graph: Graph, program: Listing, given: Mapping[str, int]) -> Iter
 
 def _read_before_update(graph: Graph) -> set[str]:
     """Values that the forward or backward pass reads."""
-    return {
-        name for op in graph.ops if op.origin.region != "update" for name in op.value_operands()
-    }
+    return {name for op in graph.ops if op.origin.region != "update" for name in op.value_operands}
 
 
 def _pieces(graph: Graph, moment: Moment, at_top: bool) -> Iterator[HeldItem]:

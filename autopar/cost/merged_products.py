@@ -123,7 +123,7 @@ def _readings(
                 left, right = (
                     sizes.of(graph.nested_values[name], sharding)
                     for name, sharding in zip(
-                        op.value_operands(), step.operand_shardings, strict=True
+                        op.value_operands, step.operand_shardings, strict=True
                     )
                 )
                 made = sizes.of(op.results[0], step.result_shardings[0])

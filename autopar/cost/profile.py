@@ -91,7 +91,7 @@ class _Reader:
         for i, op in enumerate(self._graph.ops):
             if op.origin.region != "forward":
                 continue
-            names = op.value_operands()
+            names = op.value_operands
             if self._has_batch and all(n in self._state for n in names):
                 self._set_aside(i, op)
             elif op.control_flow is not None and self._runs_over_layers(op, op.control_flow):
@@ -100,12 +100,12 @@ class _Reader:
                 yield self._piece(i, op)
 
     def _set_aside(self, i: int, op: Op) -> None:
-        behind = frozenset[str]().union(*(self._state[n] for n in op.value_operands()))
+        behind = frozenset[str]().union(*(self._state[n] for n in op.value_operands))
         for value in op.results:
             self._state[value.name], self._waiting[value.name] = behind, i
 
     def _piece(self, i: int, op: Op) -> Piece:
-        names = op.value_operands()
+        names = op.value_operands
         claimed, parameters = self._claimed(names), self._parameters(names)
         makes = tuple((v.name, v.nbytes) for v in op.results)
         self._made.update(name for name, _ in makes)
@@ -124,7 +124,7 @@ class _Reader:
 
     def _trips(self, i: int, op: Op, flow: ControlFlow) -> Iterator[Piece]:
         """A piece for each trip: it reads the carry of the trip before and its slice of the xs."""
-        length, names = flow.trips, op.value_operands()
+        length, names = flow.trips, op.value_operands
         starts = flow.operands_of(op.operands, PortKind.CARRY)
         others = flow.operands_of(op.operands, PortKind.CONSTANT, PortKind.SLICED)
         inits = [o for o in starts if isinstance(o, str)]
@@ -187,7 +187,7 @@ class _Reader:
             i = self._waiting.pop(wanted.pop(), -1)
             if i >= 0:
                 found[i] = None
-                wanted += self._graph.ops[i].value_operands()
+                wanted += self._graph.ops[i].value_operands
         return tuple(sorted(found))
 
     def _seconds(self, *ops: int) -> float:
@@ -346,7 +346,7 @@ class _Homes:
     def place(self, i: int) -> int:
         """The first piece of the forward op that a backward op belongs to; asked in order."""
         op = self._graph.ops[i]
-        names = op.value_operands()
+        names = op.value_operands
         known = [self._at[n] for n in names if n in self._at]
         earliest = max(known, default=0)
         latest = min((self._placed[n] for n in names if n in self._placed), default=self._last)

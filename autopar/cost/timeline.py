@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, chain, combinations, groupby
 
 from autopar.cluster.catalog import entry_named
@@ -607,7 +608,7 @@ class Streams:
     starts: Sequence[float]
     crossing: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def seconds(self) -> Seconds:
         """Seconds of all together; raises GraphError if that cannot be."""
         total = sum(self.spent, Seconds())
@@ -631,7 +632,7 @@ class Streams:
         hidden = self.spent[k].communication - alone if k in self.crossing else 0.0
         return (1 - _UNHIDDEN_ACROSS) * hidden
 
-    @property
+    @cached_property
     def spans(self) -> list[tuple[float, float]]:
         """The start and end of each kernel, in seconds from the first."""
         return [

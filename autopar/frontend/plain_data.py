@@ -56,6 +56,9 @@ _DROPPED = frozenset(
 )  # fmt: skip
 
 
+_PLAIN = frozenset({bool, int, str, type(None)})
+
+
 def plain_params(params: dict[str, Any]) -> tuple[tuple[str, Plain], ...]:
     """Parameters as sorted (name, plain value) pairs; what has no plain form is left out.
 
@@ -74,6 +77,8 @@ def plain_params(params: dict[str, Any]) -> tuple[tuple[str, Plain], ...]:
 
 
 def _plain(value: Any) -> tuple[bool, Plain]:
+    if type(value) in _PLAIN:  # nearly all
+        return True, value
     if isinstance(value, enum.Enum):
         return True, value.name
     if isinstance(value, np.integer | np.floating | np.bool_):

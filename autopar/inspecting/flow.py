@@ -81,7 +81,7 @@ class Flow:
         """The paths of the arguments that the forward or backward pass reads."""
         graph = self.listed.graph
         early = (op for op in graph.ops if op.origin.region != "update")
-        names = {name for op in early for name in op.value_operands()}
+        names = {name for op in early for name in op.value_operands}
         return frozenset(i.path for i in graph.inputs if i.value.name in names)
 
     @cached_property

@@ -94,7 +94,7 @@ def leaves_of(graph: Graph, runs: int = 1) -> Iterator[Leaf]:
 
 def reading_line(graph: Graph, name: str) -> str:
     """The user's line that first reads a value, "" where none is known."""
-    readers = (op for op in graph.ops if op.origin.line and name in op.value_operands())
+    readers = (op for op in graph.ops if op.origin.line and name in op.value_operands)
     return next((op.origin.line for op in readers), "")
 
 

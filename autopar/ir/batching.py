@@ -235,7 +235,7 @@ def moments_of_one(graph: Graph) -> tuple[Moment, ...]:
     fresh = {i.value.name for i in graph.inputs if i.role is Role.BATCH}
     made: dict[str, tuple[Moment, bool]] = {}  # and whether it is past its loop's forward pass
     for op in graph.ops:
-        reads = op.value_operands()
+        reads = op.value_operands
         read = [made[n] for n in reads if n in made]
         if not read and fresh.isdisjoint(reads):
             moments.append(FREE)

@@ -108,12 +108,9 @@ class Op:
             raise GraphError(f"parameter {name!r} of op {self.kind} is {value!r}, not a number")
         return value
 
+    @cached_property
     def value_operands(self) -> tuple[str, ...]:
         """Names of the operands that are values, in order."""
-        return self._value_operands
-
-    @cached_property
-    def _value_operands(self) -> tuple[str, ...]:
         return tuple([o for o in self.operands if isinstance(o, str)])
 
     def with_rule(self, rule: Rule) -> Op:
@@ -234,7 +231,7 @@ def _verify(graph: Graph, taken: set[str]) -> None:
     for value in (i.value for i in graph.inputs):
         _define(value, defined, taken, graph)
     for op in graph.ops:
-        for name in op.value_operands():
+        for name in op.value_operands:
             if name not in defined:
                 raise GraphError(f"{op.kind} in graph {graph.name} reads {name} before it is made")
         for body in op.graphs:

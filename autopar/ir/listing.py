@@ -170,9 +170,9 @@ ListingStep = LocalOp | Move | Fence | Loop
 
 def names_read(step: ListingStep) -> Sequence[str | None]:
     """The names that an instruction reads, None for literals; a loop's bodies have their own."""
-    if isinstance(step, LocalOp | Loop):
-        return step.operands
-    return (step.source,) if isinstance(step, Move) else step.sources
+    if isinstance(step, Move):
+        return (step.source,)
+    return step.sources if isinstance(step, Fence) else step.operands
 
 
 def names_made(step: ListingStep) -> Sequence[str]:

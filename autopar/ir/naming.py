@@ -79,7 +79,7 @@ class Names:
             value, op = source, self._makers.get(source)
             source = self._given.get(value)
             if op is not None and op.kind in RENAMING:
-                source = next(iter(op.value_operands()), None)
+                source = next(iter(op.value_operands), None)
         if value in self._paths:
             return self._paths[value]
         op = self._makers.get(value)

@@ -241,7 +241,7 @@ def _op(reader: _Reader) -> Op:
         reader.mark(line)
         return op
     op = _read_op(reader)
-    names = [*(r.name for r in op.results), *op.value_operands()]
+    names = [*(r.name for r in op.results), *op.value_operands]
     if op.origin.module:
         names.append(json.dumps(op.origin.module, ensure_ascii=False))
     if not op.graphs and names == varying and reader.has_read(line):

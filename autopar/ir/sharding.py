@@ -180,7 +180,7 @@ class Assignment:
 
     def operand_sharding(self, rule: Rule, index: int, mesh: MeshShape) -> Sharding:
         """The sharding in which an operand is read."""
-        return Sharding(self._dims(rule, rule.operands[index], mesh))
+        return Sharding(self._dims(rule.operands[index], mesh))
 
     def result_sharding(self, rule: Rule, index: int, mesh: MeshShape) -> Sharding:
         """The sharding of a result: partial over the axes of REDUCE factors."""
@@ -189,7 +189,7 @@ class Assignment:
             for a, f in zip(mesh.names, self.factors, strict=True)
             if f >= 0 and rule.factors[f].kind is Kind.REDUCE
         )
-        return Sharding(self._dims(rule, rule.results[index], mesh), partial)
+        return Sharding(self._dims(rule.results[index], mesh), partial)
 
     def combiner(self, rule: Rule) -> str:
         """The combiner of partial results; choices never mix combiners."""
@@ -201,13 +201,10 @@ class Assignment:
         return min(kinds, default="sum")
 
     def _dims(
-        self, rule: Rule, dims: Sequence[tuple[int, ...]], mesh: MeshShape
+        self, dims: Sequence[tuple[int, ...]], mesh: MeshShape
     ) -> tuple[tuple[str, ...], ...]:
-        del rule
-        return tuple(
-            tuple(a for a, f in zip(mesh.names, self.factors, strict=True) if f in dim)
-            for dim in dims
-        )
+        given = [(a, f) for a, f in zip(mesh.names, self.factors, strict=True) if f >= 0]
+        return tuple([tuple([a for a, f in given if f in dim]) for dim in dims])
 
     def share(self, mesh: MeshShape) -> int:
         """Over how many devices the op's work is divided."""

@@ -311,9 +311,9 @@ class MeshPlan:
     @cached_property
     def leaner_forms(self) -> LeanerForms:
         """Forms of the step that keep less of it from the forward to the backward pass."""
-        graph, programs = self.form.graph, self.programs
-        prices = programs.placed.contexts[0].tables.prices
-        residuals = Residuals(graph, self.listing, prices)
+        whole = self.programs.whole
+        assert whole is not None
+        residuals = Residuals(self.form.graph, self.listing, whole.prices, whole.sizes, whole.timed)
         return LeanerForms(residuals, self.peak_bytes)
 
     def told(self, step: StepOnMesh, memory_bytes: int) -> MeshPlan:

@@ -258,7 +258,7 @@ class LayerProgram:
         given = {i.value.name for i in graph.inputs if not i.path and i.value.item_count == 1}
         shared: dict[str, int] = {}  # sum -> its equation
         for op, e in zip(graph.ops, equations, strict=True):
-            read = op.value_operands()
+            read = op.value_operands
             if op.kind != "add" or e not in once or given.isdisjoint(read):
                 continue
             (result,) = op.results
@@ -292,8 +292,8 @@ def _without(
     pairs = list(zip(graph.ops, equations, strict=True))
     gone = {r.name for op, e in pairs if e in left_out for r in op.results}
     ops = tuple(op for op, e in pairs if e not in left_out)
-    read = dict.fromkeys(name for op in ops for name in op.value_operands())
-    unread = {n for op, e in pairs if e in left_out for n in op.value_operands()} - read.keys()
+    read = dict.fromkeys(name for op in ops for name in op.value_operands)
+    unread = {n for op, e in pairs if e in left_out for n in op.value_operands} - read.keys()
     stays = {graph.inputs[i].value.name for _, i in graph.donated} | set(map(str, graph.outputs))
     inputs = [i for i in graph.inputs if i.value.name not in unread - stays]
     inputs += [Input(values[name]) for name in read if name in gone]

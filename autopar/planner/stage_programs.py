@@ -69,18 +69,19 @@ class WholeStep:
     prices: Prices
 
     @cached_property
-    def _sizes(self) -> Sizes:
+    def sizes(self) -> Sizes:
+        """Its blocks as they were read, and the bytes of its pieces."""
         return Sizes(self.graph, self.prices.mesh, self.prices.cluster.chip.platform)
 
     @cached_property
     def timed(self) -> Timed:
         """The step in time."""
-        return timed_listing(self.graph, self.listing, self.prices, self._sizes)
+        return timed_listing(self.graph, self.listing, self.prices, self.sizes)
 
     @cached_property
     def cost(self) -> StageCost:
         """Its seconds and bytes."""
-        held = held_bytes(self.graph, self.listing, self._sizes, self.timed)
+        held = held_bytes(self.graph, self.listing, self.sizes, self.timed)
         return StageCost.of_whole_step(self.listing, held, self.timed)
 
 
@@ -365,7 +366,7 @@ class StagePrograms:
         return self.placed.batching.graph
 
     @cached_property
-    def _whole(self) -> WholeStep | None:
+    def whole(self) -> WholeStep | None:
         """The step where it is one program that is not priced yet."""
         if self.priced or not self.placed.stages.is_one_program:
             return None
@@ -377,8 +378,8 @@ class StagePrograms:
         """Seconds and bytes of each stage."""
         if self.priced:
             return self.priced
-        if self._whole is not None:
-            return (self._whole.cost,)
+        if self.whole is not None:
+            return (self.whole.cost,)
         made = self.program.parts
         return tuple(
             cost_stage(
@@ -401,8 +402,8 @@ class StagePrograms:
     @cached_property
     def timing(self) -> StepTiming:
         """The stages in time."""
-        if self._whole is not None:
-            return StepTiming(None, (self._whole.timed.seconds.total,), 0.0)
+        if self.whole is not None:
+            return StepTiming(None, (self.whole.timed.seconds.total,), 0.0)
         return self.timed(self.costs)
 
     def timed(self, costs: Sequence[StageCost]) -> StepTiming:
@@ -459,8 +460,8 @@ class StagePrograms:
 
     def seconds(self, submesh: int) -> Seconds:
         """Work and collectives of one submesh in a step."""
-        if self._whole is not None:
-            return self._whole.timed.seconds
+        if self.whole is not None:
+            return self.whole.timed.seconds
         runs = self.placed.stages.microbatches
         own = (self.costs[s] for s in self.placed.stages_on(submesh))
         return sum((c.of_step(runs) for c in own), Seconds())

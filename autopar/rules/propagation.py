@@ -101,7 +101,7 @@ def _merged(rule: Rule, dim: Dim, held: Mapping[int, int]) -> Part | None:
 def _through_rule(op: Op, rule: Rule, found: dict[str, Parts]) -> None:
     # 1. The factors that hold rows of the operands; 2. the dims of each result that begin with such
     #    factors, in their order; 3. else what picks rows by what it reads.
-    if not any(name in found for name in op.value_operands()):
+    if not any(name in found for name in op.value_operands):
         return
     held = dict(factors_of(rule, op, found))
     order = {f: i for i, f in enumerate(held)}

@@ -99,7 +99,7 @@ class Phases:
             if name in self.sums:
                 found.add(name)
             elif name in makers and self.states[name].phase:
-                for operand in self.graph.ops[makers[name]].value_operands():
+                for operand in self.graph.ops[makers[name]].value_operands:
                     if operand not in seen:
                         seen.add(operand)
                         left.append(operand)
@@ -108,15 +108,15 @@ class Phases:
 
 def analyze_phases(transfer: TransferFunctions, known: Collection[str] = ()) -> Phases:
     """The phases of a step in which the values `known` are there from the start."""
-    part, whole = transfer.graphs.part, transfer.graphs.whole
+    part, whole, known = transfer.graphs.part, transfer.graphs.whole, frozenset(known)
     # 1. Live ops, backwards: those that an output or an effect needs. Known values need no op.
-    needed = {o for o in part.outputs if isinstance(o, str)} - set(known)
+    needed = {o for o in part.outputs if isinstance(o, str)} - known
     live: set[int] = set()
     for i in range(len(part.ops) - 1, -1, -1):
         op = part.ops[i]
         if op.acts or any(v.name in needed for v in op.results):
             live.add(i)
-            needed.update(set(op.value_operands()) - set(known))
+            needed.update(name for name in op.value_operands if name not in known)
     # 2. phase(input) = 0. The number of a microbatch is local; inputs with rows are sharded; the
     #    rest is replicated.
     states: dict[str, State] = {}
@@ -140,7 +140,7 @@ def analyze_phases(transfer: TransferFunctions, known: Collection[str] = ()) -> 
     sums: dict[str, Fact] = {}
     reentries: list[Reentry] = []
     for i, (one, own) in enumerate(zip(whole.ops, part.ops, strict=True)):
-        read = {name: states[name] for name in own.value_operands()}
+        read = {name: states[name] for name in own.value_operands}
         # A sum that is only laid out anew is added up as it comes out: a product is written in any
         # order, while a whole sum, laid out anew once a step, is there twice.
         moved = _moved_sum(own, sums, read_once)
@@ -245,7 +245,7 @@ def parameter_free_values(graph: Graph, whole: Graph, known: Collection[str]) ->
             for operand, value in zip(op.operands, op.results, strict=True):
                 if isinstance(operand, Literal) or operand in found:
                     found.add(value.name)
-        elif not op.host_calls and all(n in found for n in op.value_operands()):
+        elif not op.host_calls and all(n in found for n in op.value_operands):
             found.update(v.name for v in op.results)
     return frozenset(found)
 
@@ -286,7 +286,7 @@ def hoist_graph(whole: Graph, values: tuple[str, ...]) -> Hoist | None:
         op = whole.ops[i]
         if any(v.name in needed for v in op.results):
             ops.append(i)
-            needed.update(op.value_operands())
+            needed.update(op.value_operands)
     ops.reverse()
     inputs = tuple(i for i in whole.inputs if i.value.name in needed)
     graph = Graph(f"{whole.name}_hoist", inputs, tuple(whole.ops[i] for i in ops), values)
@@ -326,7 +326,7 @@ def place_ops(phases: Phases, parameter_free: Collection[str]) -> Placement:
         if phases.whens[i] is When.ONCE:
             moments[i] = Moment(When.ONCE, (phase - 1,))
             if i in phases.live:
-                for name in op.value_operands():
+                for name in op.value_operands:
                     wanted[name].add(_ONCE)
         if phases.whens[i] is not When.LOOP:
             continue
@@ -345,7 +345,7 @@ def place_ops(phases: Phases, parameter_free: Collection[str]) -> Placement:
             loops = loops[:1]
         moments[i] = Moment(When.LOOP, tuple(loops))
         if i in phases.live:
-            for name in op.value_operands():
+            for name in op.value_operands:
                 wanted[name].update(loops)
     accumulators = tuple(_accumulators(phases, moments, wanted))
     return Placement(tuple(moments), accumulators, tuple(crossing))
@@ -370,7 +370,7 @@ def _cheap_ops(phases: Phases, parameter_free: Collection[str]) -> frozenset[int
     for i, op in enumerate(phases.graph.ops):
         if phases.whens[i] is not When.LOOP:
             continue
-        operands = op.value_operands()
+        operands = op.value_operands
         # Cheap: made of nothing of the batch (a mask, random bits), or of the batch without
         # parameters.
         is_source = not any(phases.states[n].fact.differs for n in operands)
@@ -408,7 +408,7 @@ def readers_of(graph: Graph) -> dict[str, list[int]]:
     """Value name -> the ops that read it, in order."""
     readers: dict[str, list[int]] = defaultdict(list)
     for i, op in enumerate(graph.ops):
-        for name in dict.fromkeys(op.value_operands()):
+        for name in dict.fromkeys(op.value_operands):
             readers[name].append(i)
     return readers
 

@@ -95,7 +95,7 @@ def _only_for(graph: Graph, sources: Collection[str]) -> Iterator[str]:
         if op.results and not op.graphs and not any(v.name in read for v in op.results):
             yield from (v.name for v in op.results)
         else:
-            read.update(set(op.value_operands()) - set(sources))
+            read.update(set(op.value_operands) - set(sources))
 
 
 def _without_rows(
@@ -107,7 +107,7 @@ def _without_rows(
         for inner, body in zip(one.graphs, own.graphs, strict=False):
             yield from _without_rows(inner, body, wanted)
         # Of these the ones made of values without rows, or of each other.
-        loud = (n for n in own.value_operands() if n not in source_only)
+        loud = (n for n in own.value_operands if n not in source_only)
         if all(n in whole.values and whole.values[n] == part.values[n] for n in loud):
             source_only.update(v.name for v in own.results if v.name in wanted)
     yield from source_only

@@ -80,7 +80,7 @@ class FollowState(AbstractLayering):
         place = {i: at for at, i in enumerate(forward.positions)}
         moved = np.zeros((len(place), len(self.submeshes)), dtype=np.int64)
         for i, op in enumerate(graph.ops):
-            names = [n for n in dict.fromkeys(op.value_operands()) if n in home]
+            names = [n for n in dict.fromkeys(op.value_operands) if n in home]
             if i in place:
                 for name in names:
                     moved[place[i]] += [

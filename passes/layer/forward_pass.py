@@ -49,7 +49,7 @@ def forward_of(batching: Batching) -> Forward:
     for i, (op, moment) in enumerate(zip(graph.ops, moments, strict=True)):
         if moment.when is not When.LOOP:
             continue
-        if own.isdisjoint(op.value_operands()):
+        if own.isdisjoint(op.value_operands):
             sources.add(i)
         else:
             own.update(r.name for r in op.results)
@@ -63,7 +63,7 @@ def forward_of(batching: Batching) -> Forward:
     made: dict[str, int] = {}
     last: dict[str, int] = {}
     for at, i in enumerate(positions):
-        for name in graph.ops[i].value_operands():
+        for name in graph.ops[i].value_operands:
             if name in made:
                 last[name] = at
         made.update((r.name, at) for r in graph.ops[i].results)
@@ -89,7 +89,7 @@ def _forward_positions(graph: Graph, moments: Sequence[Moment]) -> list[int]:
     for i in reversed(range(len(loops))):
         read = [readers[r.name] for r in graph.ops[i].results if r.name in readers]
         first[i] = max(loops[i], min(read, default=0))
-        for name in graph.ops[i].value_operands():
+        for name in graph.ops[i].value_operands:
             readers[name] = min(readers.get(name, first[i]), first[i])
     regions = [op.origin.region for op in graph.ops]
     looped = [(i, r) for i, (r, n) in enumerate(zip(regions, loops, strict=True)) if n >= 0]

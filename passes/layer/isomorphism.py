@@ -92,7 +92,7 @@ class _Describer:
         self._inputs = {i.value.name: i.role for i in graph.inputs}
         self._readers: dict[str, set[int]] = {}
         for op, home in zip(graph.ops, self._homes, strict=True):
-            for name in op.value_operands():
+            for name in op.value_operands:
                 self._readers.setdefault(name, set()).add(home)
         self._returned: dict[str, list[str]] = {}  # value -> the inputs that it replaces, or ""
         targets = {o: graph.inputs[i].value.name for o, i in graph.donated}

@@ -50,7 +50,7 @@ def assign_inputs(batching: Batching, found: Sequence[int]) -> tuple[tuple[int, 
     for op, home in zip(reversed(graph.ops), reversed(found), strict=True):
         # Sets of layers are bit masks. An op of no layer needs its operands wherever it is needed.
         mask = 1 << home if home >= 0 else _union(needs.get(r.name, 0) for r in op.results)
-        for name in op.value_operands():
+        for name in op.value_operands:
             needs[name] = needs.get(name, 0) | mask
     makers = {r.name: home for op, home in zip(graph.ops, found, strict=True) for r in op.results}
     replaced = {i: makers.get(str(graph.outputs[o]), NONE) for o, i in graph.donated}
@@ -100,7 +100,7 @@ class _LayerAssignment:
         self._free = forward.sources | {
             i for i, m in enumerate(forward.moments) if m.when is When.FREE
         }
-        self._reads = [tuple(dict.fromkeys(op.value_operands())) for op in graph.ops]
+        self._reads = [tuple(dict.fromkeys(op.value_operands)) for op in graph.ops]
         self._maker = {r.name: i for i, op in enumerate(graph.ops) for r in op.results}
         self._users: dict[str, list[int]] = {}
         for i, names in enumerate(self._reads):

@@ -185,7 +185,7 @@ def _blocks(forward: Forward, repeats: Sequence[Repeat]) -> list[int]:
     #    as a cast.
     state = {i.value.name: i.value.nbytes for i in graph.inputs if i.role is Role.STATE}
     for i, (op, moment) in enumerate(zip(graph.ops, forward.moments, strict=True)):
-        nbytes = max((state[n] for n in op.value_operands() if n in state), default=0)
+        nbytes = max((state[n] for n in op.value_operands if n in state), default=0)
         if nbytes and not moment.loops and i <= forward.positions[-1]:
             state.update((r.name, nbytes) for r in op.results if r.nbytes >= nbytes // 2)
     # 2. FLOPs and bytes of parameters of the blocks and of the stretches between them.
@@ -194,7 +194,7 @@ def _blocks(forward: Forward, repeats: Sequence[Repeat]) -> list[int]:
     weights: list[Ints] = []
     for start, stop in pairwise([*starts, len(forward.positions)]):
         ops = (graph.ops[i] for i in forward.positions[start:stop])
-        read = dict.fromkeys(n for op in ops for n in op.value_operands())
+        read = dict.fromkeys(n for op in ops for n in op.value_operands)
         nbytes = sum(state.get(n, 0) for n in read)
         weights.append(np.array([forward.flops[start:stop].sum(), nbytes], dtype=np.int64))
     # 3. A head or an embedding stands alone if it has a tenth of a block's work or parameters. A

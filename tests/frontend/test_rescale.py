@@ -33,9 +33,9 @@ def _given() -> list[Any]:
 def _names(step: TracedStep) -> tuple[str, str]:
     """The scalar that the backward pass starts from, and the gradient that it ends in."""
     ops = step.graph.ops
-    spread = next(o for o in ops if o.kind == "broadcast_in_dim" and o.value_operands())
+    spread = next(o for o in ops if o.kind == "broadcast_in_dim" and o.value_operands)
     product = [o for o in ops if o.kind == "dot_general"][-1]
-    return spread.value_operands()[0], product.results[0].name
+    return spread.value_operands[0], product.results[0].name
 
 
 def test_the_step_computes_the_same() -> None:
@@ -51,7 +51,7 @@ def test_the_step_computes_the_same() -> None:
 def test_the_loop_no_longer_reads_the_value() -> None:
     value, total = _names(STEP)
     again = rescale(STEP, (Rescale(value, (total,)),))
-    readers = [o.kind for o in again.graph.ops if value in o.value_operands()]
+    readers = [o.kind for o in again.graph.ops if value in o.value_operands]
     assert len(readers) == 1
     ref = int(total.removeprefix("%"))
     plain, scaled = (values(s.program, _given()) for s in (STEP, again))

@@ -123,7 +123,7 @@ class _Run:
     def _run_once(self, chosen: Callable[[Any], bool]) -> None:
         ops = self._ops(chosen)
         made = {v.name for i in ops for v in self._graph.ops[i].results}
-        read = {n for i in ops for n in self._graph.ops[i].value_operands()} - made
+        read = {n for i in ops for n in self._graph.ops[i].value_operands} - made
         run = _compiled(self._program, ops, sorted(made))
         self._once.update(run({n: self._once[n] for n in sorted(read)}))
 
@@ -133,10 +133,10 @@ class _Run:
         made = {v.name for i in ops for v in graph.ops[i].results}
         sums = {a.value: a for a in self._batching.accumulators if a.loop == loop}
         elsewhere = [i for i in self._live if i not in ops]
-        later = {n for i in elsewhere for n in graph.ops[i].value_operands()}
+        later = {n for i in elsewhere for n in graph.ops[i].value_operands}
         later |= {o for o in graph.outputs if isinstance(o, str)}
         run = _compiled(self._program, ops, sorted(made & (later | set(sums))))
-        read = {n for i in ops for n in graph.ops[i].value_operands()} - made
+        read = {n for i in ops for n in graph.ops[i].value_operands} - made
         parts: list[Env] = []
         for own in self._own:
             given = {n: own[n] if n in own else self._once[n] for n in sorted(read)}
@@ -176,7 +176,7 @@ def _live(batching: Batching) -> frozenset[int]:
     for i, op in reversed(list(enumerate(batching.graph.ops))):
         if not op.results or any(v.name in needed for v in op.results):
             live.add(i)
-            needed.update(set(op.value_operands()) - known)
+            needed.update(set(op.value_operands) - known)
     return frozenset(live)
 
 

@@ -421,4 +421,4 @@ def test_gradients_are_added_up_in_the_order_of_their_weights() -> None:
     sums = [a.value for a in plan.accumulators]
     assert "transpose" in {makers[name] for name in sums}
     turned = [op for op in plan.graph.ops if op.kind == "transpose"]
-    assert not {name for op in turned for name in op.value_operands()}.intersection(sums)
+    assert not {name for op in turned for name in op.value_operands}.intersection(sums)

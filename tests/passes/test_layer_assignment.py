@@ -66,7 +66,7 @@ def test_values_flow_forward_in_the_forward_pass_and_back_in_the_backward_pass(n
     ops, homes = sequence.graph.ops, sequence.homes
     maker = {r.name: i for i, op in enumerate(ops) for r in op.results}
     for i, op in enumerate(ops):
-        for source in (maker[n] for n in op.value_operands() if n in maker):
+        for source in (maker[n] for n in op.value_operands if n in maker):
             regions = ops[source].origin.region, op.origin.region
             if homes[i] >= 0 and homes[source] >= 0:
                 assert regions != ("forward", "forward") or homes[source] <= homes[i]
@@ -79,7 +79,7 @@ def test_only_scalars_and_setup_have_no_home(name: str) -> None:
     state = {i.value.name for i in sequence.graph.inputs if i.value.item_count > 2}
     for op, home in zip(sequence.graph.ops, sequence.homes, strict=True):
         small = all(r.item_count <= 4 for r in op.results)
-        assert home >= 0 or small or state.isdisjoint(op.value_operands())
+        assert home >= 0 or small or state.isdisjoint(op.value_operands)
 
 
 def _chain(widths: list[int]) -> tuple[Callable[..., Any], Any, Any]:

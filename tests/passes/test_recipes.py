@@ -132,7 +132,7 @@ def weight_products(name: str) -> Iterator[tuple[tuple[int, ...], Op]]:
     graph = zoo(name).graph
     params = {i.value.name for i in graph.inputs if "params" in i.path and len(i.value.shape) > 1}
     for n, op in enumerate(graph.ops):
-        if op.kind == "dot_general" and params & set(op.value_operands()):
+        if op.kind == "dot_general" and params & set(op.value_operands):
             yield (n,), op
 
 

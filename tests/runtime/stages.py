@@ -140,7 +140,7 @@ class Builder:
         places: list[tuple[PartKind, int]] = []
         backward: set[str] = set()
         for op in self.graph.ops:
-            kind, given = kinds[op.origin.region], op.value_operands()
+            kind, given = kinds[op.origin.region], op.value_operands
             known = [home[n] for n in given if n in home]
             after = [home[n] for n in given if n in backward]
             if kind is _B:
@@ -172,12 +172,12 @@ class Builder:
         return [
             k
             for k in self.keys
-            if any(name in self.graph.ops[i].value_operands() for i in self.ops_of(k))
+            if any(name in self.graph.ops[i].value_operands for i in self.ops_of(k))
             and self.maker.get(name) != k
         ]
 
     def inputs_of(self, key: tuple[PartKind, int]) -> list[str]:
-        read = [n for i in self.ops_of(key) for n in self.graph.ops[i].value_operands()]
+        read = [n for i in self.ops_of(key) for n in self.graph.ops[i].value_operands]
         return list(dict.fromkeys(n for n in read if self.maker.get(n) != key))
 
     def outputs_of(self, key: tuple[PartKind, int]) -> list[str]:
@@ -208,7 +208,7 @@ class Builder:
 
     def leaves_partial(self, op: Op, partial: set[str]) -> bool:
         """Whether a result is a sum over rows that is not yet reduced."""
-        given = [self.graph.values[n] for n in op.value_operands()]
+        given = [self.graph.values[n] for n in op.value_operands]
         if any(v.name in partial for v in given):
             return op.kind in _FREE
         with_rows = [v for v in given if self.has_rows(v)]
@@ -241,7 +241,7 @@ class Builder:
         names: dict[str, str] = {}
         steps: list[Any] = []
         for i, op in enumerate(graph.ops):
-            for n in op.value_operands():
+            for n in op.value_operands:
                 if n in self.partial and not {r.name for r in op.results} <= self.partial:
                     names.setdefault(n, f"{n}.whole")
                     if names[n] not in {s.result for s in steps if isinstance(s, Move)}:

@@ -269,12 +269,13 @@ def recomputed_ops(step: StepAnalysis, loops: LoopParts) -> Iterator[tuple[PartK
             if place.stage == stage and not place.is_backward
         }
         # Kept values: those that ops before a cut make and ops after it read.
+        cuts = step.stages.stages[stage].cuts
         kept = {
             name
-            for i in forward
+            for i in (forward if cuts else ())
             for name in step.reads[i]
             if step.maker.get(name) in forward
-            if any(step.maker[name] < cut <= i for cut in step.stages.stages[stage].cuts)
+            if any(step.maker[name] < cut <= i for cut in cuts)
         }
         if step.stages.stages[stage].remat is Remat.SELECTIVE:
             kept |= _products(step, forward)
@@ -284,7 +285,7 @@ def recomputed_ops(step: StepAnalysis, loops: LoopParts) -> Iterator[tuple[PartK
         again: set[int] = set()
         while wanted:
             reads = (n for n in step.reads[wanted.pop()] if n not in kept)
-            makers = {step.maker[n] for n in reads if n in step.maker} & forward - again
+            makers = forward.intersection(step.maker[n] for n in reads if n in step.maker) - again
             again |= makers
             wanted += sorted(makers)
         yield first, sorted(again)
@@ -301,7 +302,7 @@ def _products(step: StepAnalysis, ops: set[int]) -> set[str]:
     for i in ops:
         op = step.ops[i]
         items = sum(r.item_count for r in op.results)
-        if op.flops > _HEAVY * items and not all(map(step.has_rows, op.value_operands())):
+        if op.flops > _HEAVY * items and not all(map(step.has_rows, op.value_operands)):
             found.update(r.name for r in op.results)
     return found
 

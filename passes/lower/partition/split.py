@@ -206,7 +206,7 @@ def _build(step: StepAnalysis, contents: _Contents, key: PartKey, leaving: _Leav
     #    it is sent.
     members, left = set(contents.ops[key]), list(contents.ops[key])
     while left:
-        for name in step.ops[left.pop()].value_operands():
+        for name in step.ops[left.pop()].value_operands:
             j = step.maker.get(name, -1)
             if j >= 0 and step.is_repeated[j] and j not in members:
                 members.add(j)
@@ -246,7 +246,7 @@ def _build(step: StepAnalysis, contents: _Contents, key: PartKey, leaving: _Leav
     inputs = dict.fromkeys(state.value.name for state in replaced.values())
     here: set[str] = set()
     for i in ops:
-        inputs.update((n, None) for n in step.ops[i].value_operands() if n not in here)
+        inputs.update((n, None) for n in step.ops[i].value_operands if n not in here)
         here.update(r.name for r in step.ops[i].results if r.name not in step.hoisted)
     inputs.update((name, None) for name in passed)
     ordered = sorted(inputs, key=lambda n: step.input_index.get(n, 1 << 30))

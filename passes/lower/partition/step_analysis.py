@@ -113,7 +113,7 @@ class StepAnalysis:
             made = [r.name for r in op.results if r.name not in self.hoisted]
             live[i] = op.acts or not needed.isdisjoint(made)
             if live[i]:
-                needed.update(op.value_operands())
+                needed.update(op.value_operands)
         return tuple(live)
 
     def when(self, i: int) -> When:
@@ -149,7 +149,7 @@ class StepAnalysis:
                 when is When.LOOP or (when is When.FREE and any(r.name in read for r in op.results))
             )
             if found[i]:
-                read.update(op.value_operands())
+                read.update(op.value_operands)
         return tuple(found)
 
     @cached_property
@@ -164,7 +164,7 @@ class StepAnalysis:
 
         def sources(op: Op) -> int:
             """Bytes at the ends of a chain of repeated ops: what it takes to run them again."""
-            read, values = set(op.value_operands()), self.graph.values
+            read, values = set(op.value_operands), self.graph.values
             return sum(source_bytes[n] if n in source_bytes else values[n].nbytes for n in read)
 
         for i, op in enumerate(self.ops):
@@ -181,7 +181,7 @@ class StepAnalysis:
                 repeated = repeated or (expands and op.flops <= _CHEAP * items)
             # A loop op of no stage, made of nothing that a stage makes.
             elif when is When.LOOP and self.home[i] == NOWHERE:
-                makers = [self.maker[n] for n in op.value_operands() if n in self.maker]
+                makers = [self.maker[n] for n in op.value_operands if n in self.maker]
                 adrift = all(found[j] or self.when(j) is not When.LOOP for j in makers)
                 repeated = repeated or adrift
             found[i] = repeated
@@ -195,7 +195,7 @@ class StepAnalysis:
         found: list[tuple[str, ...]] = []
         for op in self.ops:
             names: list[str] = []
-            for name in op.value_operands():
+            for name in op.value_operands:
                 j = self.maker.get(name, -1)
                 # An operand that this part makes for itself is as good as its own operands.
                 names += found[j] if j >= 0 and self.is_repeated[j] else (name,)
@@ -336,7 +336,7 @@ def _behind_barrier(batching: Batching) -> tuple[Moment, ...]:
         if moment.when is When.LOOP and op.origin.region == "backward":
             moment = Moment(When.LOOP, (1,))
         elif moment.when is When.ONCE:
-            reads = op.value_operands()
+            reads = op.value_operands
             moment = Moment(When.ONCE, (max([*moment.loops, *(end.get(n, 0) for n in reads)]),))
         if moment.loops:
             end.update((r.name, moment.loops[-1]) for r in op.results)

@@ -92,10 +92,10 @@ def find_slack(reading: Reading) -> Slack:
 
 def _drop_read_early(late: set[int], state: set[int], readers: dict[int, set[int]]) -> None:
     """Leave only decisions that the update reads, if need be through others of them."""
-    changed = True
-    while changed:
-        early = {d for d in late if not readers.get(d, set()) <= late | state | {d}}
-        changed = bool(early)
+    early = late
+    while early:
+        allowed = late | state
+        early = {d for d in late if not readers.get(d, set()) <= allowed}
         late -= early
 
 

@@ -533,7 +533,7 @@ class Sums:
         if not self._runs_once:
             self._looped.update(r.name for r in op.results)
             return
-        for name in op.value_operands():
+        for name in op.value_operands:
             home = reader.standings.get(name)
             if name in self._late or not isinstance(home, Place):
                 continue

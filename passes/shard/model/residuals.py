@@ -17,7 +17,7 @@ from autopar.cost.kernels import Pieces, Sizes, is_fused_into_readers
 from autopar.cost.liveness import Moment
 from autopar.cost.memory import StepKernels, step_kernels
 from autopar.cost.prices import Prices, elementwise_seconds
-from autopar.cost.timeline import timed_listing
+from autopar.cost.timeline import Timed, timed_listing
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.listing import Listing, LocalOp, Loop
@@ -42,10 +42,22 @@ class _Pair:
 
 
 class Residuals:
-    """A step with what could be kept or made again in it."""
+    """A step with what could be kept or made again in it.
 
-    def __init__(self, graph: Graph, listing: Listing, prices: Prices) -> None:
+    `sizes` and `timed` are those of the listing, where another has read and timed it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        listing: Listing,
+        prices: Prices,
+        sizes: Sizes | None = None,
+        timed: Timed | None = None,
+    ) -> None:
         self.graph, self._listing, self._prices = graph, listing, prices
+        self._sizes = sizes or Sizes(graph, prices.mesh, prices.cluster.chip.platform)
+        self._timed = timed
         self._pairs = {p.forward: p for p in _pairs(graph)}
         self._readers = _readers(graph)
         self._outer: dict[str, Operand] = {}  # constants and slices of paired bodies
@@ -61,7 +73,7 @@ class Residuals:
         """Note an op of the forward pass, or of a paired scan's body."""
         self._position.update((r.name, at) for r in op.results)
         self._trips.update((r.name, trips) for r in op.results)
-        if self._rootless.issuperset(op.value_operands()):
+        if self._rootless.issuperset(op.value_operands):
             self._rootless.update(r.name for r in op.results)
         pair = self._pairs.get(at) if trips == 1 else None
         if pair is None:
@@ -87,10 +99,9 @@ class Residuals:
 
     @cached_property
     def _step(self) -> StepKernels:
-        prices = self._prices
-        sizes = Sizes(self.graph, prices.mesh, prices.cluster.chip.platform)
-        timed = timed_listing(self.graph, self._listing, prices, sizes)
-        return step_kernels(self.graph, self._listing, sizes, timed)
+        graph, listing, sizes = self.graph, self._listing, self._sizes
+        timed = self._timed or timed_listing(graph, listing, self._prices, sizes)
+        return step_kernels(graph, listing, sizes, timed)
 
     @cached_property
     def _passes(self) -> Passes:
@@ -196,7 +207,7 @@ class Residuals:
             if name in self._repeatable and name not in self._free:
                 held = (
                     {read} if self._is_held(read) else found.get(read, _NONE)
-                    for read in map(self._source, self._repeatable[name].value_operands())
+                    for read in map(self._source, self._repeatable[name].value_operands)
                     if read in self._position
                 )
                 found[name] = _NONE.union(*held)
@@ -207,7 +218,7 @@ class Residuals:
         found: dict[str, Op] = {}
         front = [op]
         while front:
-            for read in map(self._source, front.pop().value_operands()):
+            for read in map(self._source, front.pop().value_operands):
                 inner = self._repeatable.get(read)
                 known = read in found or read in self._free or self._is_held(read)
                 if inner is not None and not known:
@@ -246,7 +257,7 @@ class Residuals:
                 and outer in pair.stacked
             }
             for inner in body.ops:
-                found.update(slices[r] for r in {*inner.value_operands()} if r in slices)
+                found.update(slices[r] for r in {*inner.value_operands} if r in slices)
         return found
 
     def _waiting_bytes(self, name: str) -> float:
@@ -286,7 +297,7 @@ class Residuals:
                 if p.is_carry and isinstance(o, str)
             )
             for op in body.ops:
-                found.update(op.value_operands())
+                found.update(op.value_operands)
                 found.update(r.name for r in op.results if not is_fused_into_readers(op))
         return found
 
@@ -344,7 +355,7 @@ class Residuals:
         found = {i.value.name for i in graph.inputs}
         found.update(o for o in graph.outputs if isinstance(o, str))
         updates = (op for op in graph.ops if op.origin.region == "update")
-        found.update(o for op in updates for o in op.value_operands())
+        found.update(o for op in updates for o in op.value_operands)
         for pair in self._pairs.values():
             for result, inner in pair.stacked.items():
                 shared = any(i != pair.backward for i in self._readers[result])
@@ -373,7 +384,7 @@ class Residuals:
         reads: list[str] = []
         ops = [op for op in body.ops if op.results and op.results[0].name in chosen]
         for op in ops:
-            for name in map(self._source, op.value_operands()):
+            for name in map(self._source, op.value_operands):
                 if name in self.graph.values:
                     reads.append(name)
                 elif name and name not in chosen and name not in stacked:
@@ -390,7 +401,7 @@ class Residuals:
         behind: dict[str, frozenset[str]] = {}
         last: dict[str, int] = {}
         for at, op in enumerate(ops):
-            sources = _NONE.union(*(behind.get(n, _NONE) for n in op.value_operands()))
+            sources = _NONE.union(*(behind.get(n, _NONE) for n in op.value_operands))
             last.update(dict.fromkeys(sources, at))
             for r in op.results:
                 behind[r.name] = sources if is_fused_into_readers(op) else frozenset((r.name,))
@@ -440,6 +451,6 @@ def _pairs(graph: Graph) -> Iterator[_Pair]:
 def _readers(graph: Graph) -> Mapping[str, Sequence[int]]:
     found: dict[str, list[int]] = defaultdict(list)
     for at, op in enumerate(graph.ops):
-        for operand in op.value_operands():
+        for operand in op.value_operands:
             found[operand].append(at)
     return found

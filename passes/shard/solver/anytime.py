@@ -22,7 +22,6 @@ import numpy as np
 
 from autopar.passes.shard.solver.dual_ascent import DualAscent, total_cost
 from autopar.passes.shard.solver.effort import AbstractMeter
-from autopar.passes.shard.solver.integer_program import solve_integer_program
 from autopar.passes.shard.solver.local_search import Worker, annealed
 from autopar.passes.shard.solver.problem import Csr, CsrForm, Ints, Problem, narrow, to_csr
 from autopar.passes.shard.solver.shrink import shrink
@@ -221,6 +220,8 @@ class Anytime:
         """Solve all that there is, or stop after a count of questions with what bound there is."""
         if len(self._csr.entries) // 2 > _INTEGER_ENTRIES or self.best is None:
             return
+        from autopar.passes.shard.solver.integer_program import solve_integer_program  # and PuLP
+
         left = _INTEGER_SHARE * (1 - meter.share) * meter.work
         columns = len(self._csr.entries) // 2 + len(self._csr.costs)
         questions = int(max(left * _QUESTIONS_A_UNIT, _FEWEST_QUESTIONS / columns))

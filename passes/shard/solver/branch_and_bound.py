@@ -123,15 +123,16 @@ def _buckets(problem: Problem, widest: int) -> _Buckets | None:
             parts[v].append(part)
     tables: list[_Table] = []
     entries = 0
-    queue = [(_joint(sizes, (v, *_near(parts[v], v))), v) for v in range(len(sizes))]
+    touched = [_near(own, v) for v, own in enumerate(parts)]
+    joint = [_joint(sizes, (v, *near)) for v, near in enumerate(touched)]
+    queue = [(size, v) for v, size in enumerate(joint)]
     heapq.heapify(queue)
     gone = [False] * len(sizes)
     while queue:
         size, v = heapq.heappop(queue)
-        if gone[v] or size != _joint(sizes, (v, *_near(parts[v], v))):
+        if gone[v] or size != joint[v]:
             continue  # an entry from before its neighbors changed
         gone[v] = True
-        near = _near(parts[v], v)
         for group in _groups(parts[v], sizes, widest):
             scope = _near(group, v)
             entries += _joint(sizes, (v, *scope))
@@ -149,9 +150,11 @@ def _buckets(problem: Problem, widest: int) -> _Buckets | None:
             for w in scope:
                 parts[w].append(_Part(scope, table=len(tables)))
             tables.append(_Table(v, scope, tuple(edges)))
-        for w in near:
+        for w in touched[v]:
             parts[w] = [part for part in parts[w] if v not in part.scope]
-            heapq.heappush(queue, (_joint(sizes, (w, *_near(parts[w], w))), w))
+            touched[w] = _near(parts[w], w)
+            joint[w] = _joint(sizes, (w, *touched[w]))
+            heapq.heappush(queue, (joint[w], w))
     return _Buckets(sizes, tables, entries)
 
 
@@ -210,10 +213,10 @@ class _Buckets:
                 parts[table.into].append(least.transpose(table.dims).reshape(table.shape))
             else:
                 total += float(least)
-        choice: dict[int, Ints] = {}
+        choice: dict[int, int] = {}
         for v in self._last_first:
-            choice[v] = self.regret(v, choice).argmin(axis=1)
-        return total, tuple(int(choice[v][0]) for v in range(len(self.sizes)))
+            choice[v] = int(self.regret(v, choice).argmin())
+        return total, tuple(choice[v] for v in range(len(self.sizes)))
 
     def _minimum(self, i: int) -> Floats:
         """The least of a table over its own choices, some at a time: more would leave the cache."""
@@ -225,7 +228,7 @@ class _Buckets:
             least = np.minimum(least, reduce(np.add, rows).min(axis=0))
         return least
 
-    def regret(self, v: int, choices: Mapping[int, Ints]) -> Floats:
+    def regret(self, v: int, choices: Mapping[int, Ints] | Mapping[int, int]) -> Floats:
         """By how much each choice of a node lifts the bound: [choices of those after it, own]."""
         total = np.zeros((1, self.sizes[v]))
         for i in self.of_node[v]:

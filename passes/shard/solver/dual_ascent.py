@@ -111,11 +111,13 @@ def _send(csr: Csr, messages: Floats, a: int, room: Floats, width: int, share: f
     for c in range(width):
         room[widest + c] = share * room[c] - messages[inbox + c]
     least = 1e300
+    own = room[widest : widest + width]
     for d in range(csr.choices[w + 1] - csr.choices[w]):
         at = csr.tables[a] + d * width
-        lowest = room[widest] + csr.entries[at]
+        row = csr.entries[at : at + width]
+        lowest = own[0] + row[0]
         for c in range(1, width):
-            lowest = min(lowest, room[widest + c] + csr.entries[at + c])
+            lowest = min(lowest, own[c] + row[c])
         messages[outbox + d] = lowest
         least = min(least, lowest)
     for d in range(csr.choices[w + 1] - csr.choices[w]):

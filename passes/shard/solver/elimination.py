@@ -11,17 +11,20 @@ these neighbors (dynamic programming without a tree to be given; Bertele and Bri
 2. Where even that is too large, the node of the largest table is settled at the choice that looks
    best by itself, which is the heuristic RN of Scholz and Eckstein (2002); the answer is then good,
    and no longer proven.
-3. Backward over the order, every node takes its best choice for those of its neighbors.
+3. Backward over the order, every node takes its best choice for those of its neighbors. The tables
+   that it was solved with are read once more, at these alone: to know the best choices for all
+   others would take several times as long as their minima.
 """
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.passes.shard.solver.problem import Floats, Ints, Problem
+from autopar.passes.shard.solver.problem import Floats, Problem
 
 _MOST_ENTRIES = 30_000  # of a joint table: some tenth of a millisecond
 _MOST_DIMS = 12  # numpy has 32 or 64, but tables of that many neighbors are long too large
@@ -46,6 +49,23 @@ def eliminate(problem: Problem, most_entries: int = _MOST_ENTRIES) -> Eliminated
 Scope = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class _Gone:
+    """A node that is solved for all choices of its neighbors: its costs, and tables over them."""
+
+    node: int
+    costs: Floats
+    tables: Mapping[Scope, Floats] = field(default_factory=dict[Scope, Floats])
+
+    def best(self, choice: Sequence[int]) -> int:
+        """The best choice where the neighbors have theirs."""
+        total = self.costs
+        for scope, table in self.tables.items():
+            at = tuple([slice(None) if w == self.node else choice[w] for w in scope])
+            total = total + table[at]
+        return int(total.argmin())
+
+
 class _Buckets:
     """The tables by the nodes that they are over, while nodes go one by one."""
 
@@ -56,7 +76,7 @@ class _Buckets:
         self._costs: list[Floats] = list(problem.costs)
         self._tables: list[dict[Scope, Floats]] = [{} for _ in problem.costs]  # by node
         self._near: list[set[int]] = [set() for _ in problem.costs]
-        self._back: list[tuple[int, Scope, Ints]] = []  # (node, neighbors, best own choice)
+        self._back: list[_Gone] = []
         for edge in problem.edges:
             u, v, table = edge.left, edge.right, edge.table
             if self._sizes[u] == 1:  # nothing to choose at one end: the other pays
@@ -72,7 +92,7 @@ class _Buckets:
         alive = [bool(near) for near in self._near]
         # What stands alone is solved by itself.
         alone = [v for v, near in enumerate(self._near) if not near]
-        self._back += [(v, (), np.asarray(self._costs[v].argmin())) for v in alone]
+        self._back += [_Gone(v, self._costs[v]) for v in alone]
         queue = [(size, v) for v, size in enumerate(sizes) if alive[v]]
         heapq.heapify(queue)
         while queue:
@@ -90,8 +110,8 @@ class _Buckets:
                 sizes[w] = self._joint_size(w)
                 heapq.heappush(queue, (sizes[w], w))
         choice = [0] * len(self._sizes)
-        for v, near, best in reversed(self._back):
-            choice[v] = int(best[tuple(choice[w] for w in near)])
+        for gone in reversed(self._back):
+            choice[gone.node] = gone.best(choice)
         return tuple(choice)
 
     def _joint_size(self, v: int) -> int:
@@ -101,9 +121,11 @@ class _Buckets:
         return size
 
     def _add(self, scope: Scope, table: Floats) -> None:
+        held = self._tables[scope[0]].get(scope)
+        if held is not None:
+            table = held + table
         for v in scope:
-            held = self._tables[v].get(scope)
-            self._tables[v][scope] = table if held is None else held + table
+            self._tables[v][scope] = table
             self._near[v].update(w for w in scope if w != v)
 
     def _drop(self, v: int) -> dict[Scope, Floats]:
@@ -119,21 +141,21 @@ class _Buckets:
 
     def _solve(self, v: int) -> Scope:
         """Eliminate a node exactly; its neighbors, over which the new table is."""
-        if len(self._near[v]) == 1:  # most of them, and there is one table to add
-            (w,), (table,) = self._near[v], self._drop(v).values()
-            total = self._costs[v][:, None] + (table if v < w else table.T)
-            self._back.append((v, (w,), total.argmin(axis=0)))
-            self._costs[w] = self._costs[w] + total.min(axis=0)
-            return (w,)
         near = tuple(sorted(self._near[v]))
-        total = self._costs[v].reshape(-1, *(1,) * len(near))
-        for scope, table in self._drop(v).items():
+        gone = _Gone(v, self._costs[v], self._drop(v))
+        self._back.append(gone)
+        if len(near) == 1:  # most of them, and there is one table to add
+            (w,), (table,) = near, gone.tables.values()
+            total = gone.costs[:, None] + (table if v < w else table.T)
+            self._costs[w] = self._costs[w] + total.min(axis=0)
+            return near
+        total = gone.costs.reshape(-1, *(1,) * len(near))
+        for scope, table in gone.tables.items():
             # v's dim first, those of the scope's other nodes in their order, others of length 1
             at = scope.index(v)
             shape = [self._sizes[v]] + [self._sizes[w] if w in scope else 1 for w in near]
             rest = (i for i in range(len(scope)) if i != at)
             total = total + table.transpose(at, *rest).reshape(shape)
-        self._back.append((v, near, total.argmin(axis=0)))
         if near:
             self._add(near, total.min(axis=0))
         return near
@@ -150,6 +172,7 @@ class _Buckets:
                     table = table + part.reshape([-1 if j == i else 1 for j in range(len(scope))])
             total = total + table.min(axis=tuple(i for i, w in enumerate(scope) if w != v))
         best = int(total.argmin())
+        self._back.append(_Gone(v, total))
         for scope, table in tables.items():
             rest = tuple(w for w in scope if w != v)
             left: Floats = np.take(table, [best], axis=scope.index(v)).squeeze(scope.index(v))
@@ -159,6 +182,5 @@ class _Buckets:
                 self._add(rest, left)
         for i in near:  # a scope that is gone may have been all that joined two of them
             self._near[i] = {w for scope in self._tables[i] for w in scope if w != i}
-        self._back.append((v, (), np.asarray(best)))
         self.exact = False
         return near

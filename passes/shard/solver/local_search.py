@@ -196,7 +196,6 @@ def _block(count: int, most: int, wide: int) -> Block:
         wide=whole(1, wide),
         own=np.zeros(most * wide),
         total=np.zeros(most * wide),
-        follow=whole(most * wide),
         found=whole(most),
         rows=whole(16),
         dearer=np.zeros(16),
@@ -267,10 +266,9 @@ class Block(NamedTuple):
     place: Ints  # [v] position in the block, -1 outside
     touching: Ints  # [v] how many of the block's nodes are its neighbors
     edge: Ints  # nodes that touch the block, in the order met
-    wide: Ints  # [0] the places of each node in the next three
+    wide: Ints  # [0] the places of each node in the next two
     own: Floats  # [i, choice] costs against all that stays
     total: Floats  # [i, choice] with what hangs on it
-    follow: Ints  # [i, parent's choice] best own choice
     found: Ints  # [i] the choice found
     rows: Ints  # rows whose bytes are dearer
     dearer: Floats  # by how much
@@ -486,28 +484,33 @@ def _solve(csr: Csr, block: Block, count: int, rows: int) -> None:
                     at = csr.nbytes_at[h]
                     for c in range(width):
                         block.total[own + c] += block.dearer[r] * csr.nbytes[at + c]
-    for i in range(count - 1, -1, -1):
-        v, up, own = block.nodes[i], block.parents[i], i * block.wide[0]
+    # From the leaves to the root, which is the first.
+    for i in range(count - 1, 0, -1):
+        own, up = i * block.wide[0], block.parents[i] * block.wide[0]
+        v, p = block.nodes[i], block.nodes[block.parents[i]]
         width = csr.choices[v + 1] - csr.choices[v]
-        if up < 0:
-            best = 0
-            for c in range(1, width):
-                if block.total[own + c] < block.total[own + best]:
-                    best = c
-            block.found[i] = best
-            continue
-        p = block.nodes[up]
+        total = block.total[own : own + width]
         for d in range(csr.choices[p + 1] - csr.choices[p]):
             at = csr.tables[block.arcs[i]] + d * width
-            lowest, best = block.total[own] + csr.entries[at], 0
+            row = csr.entries[at : at + width]
+            lowest = total[0] + row[0]
             for c in range(1, width):
-                cost = block.total[own + c] + csr.entries[at + c]
-                if cost < lowest:
-                    lowest, best = cost, c
-            block.total[up * block.wide[0] + d] += lowest
-            block.follow[own + d] = best
-    for i in range(1, count):
-        block.found[i] = block.follow[i * block.wide[0] + block.found[block.parents[i]]]
+                lowest = min(lowest, total[c] + row[c])
+            block.total[up + d] += lowest
+    # And back: what is best where the parent is set.
+    for i in range(count):
+        v, own = block.nodes[i], i * block.wide[0]
+        width = csr.choices[v + 1] - csr.choices[v]
+        total = block.total[own : own + width]
+        if i:
+            at = csr.tables[block.arcs[i]] + block.found[block.parents[i]] * width
+            for c in range(width):
+                total[c] += csr.entries[at + c]
+        best = 0
+        for c in range(1, width):
+            if total[c] < total[best]:
+                best = c
+        block.found[i] = best
 
 
 @internal

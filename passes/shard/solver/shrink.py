@@ -101,6 +101,8 @@ class _Work:
             self._settle(heavy)
         changed: set[int] = set()
         for v in self._living():
+            if len(self._costs[v]) == 1:
+                continue
             keep, place = self._undominated(v)
             if keep.size < self._costs[v].size:
                 self._narrow(v, keep, place)
@@ -162,7 +164,7 @@ class _Work:
         if (
             min(table.shape) > 1
             and (
-                (table[-1] - table[-1, 0] - first).any()  # most tables are told by one row
+                table[-1, -1] - table[-1, 0] != first[-1]  # most tables are told by one number
                 or (table - table[:, :1] - first).any()
             )
         ):
@@ -229,7 +231,7 @@ class _Work:
     def _undominated(self, v: int) -> tuple[Ints, Ints]:
         """Choices that no other matches or beats in everything; for each choice one that does."""
         count = len(self._costs[v])
-        if count == 1 or count > _WIDEST:
+        if count > _WIDEST:
             return np.arange(count), np.arange(count)
         if not (self._near[v] or self._held[v]):  # only its own cost counts
             return np.array([self._costs[v].argmin()]), np.zeros(count, dtype=np.int64)
