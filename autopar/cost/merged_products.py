@@ -79,13 +79,17 @@ class _Group:
         return apart - prices.product(first.op, nbytes, dims) - prices.elementwise(copied)
 
 
+# What products that are merged have alike: the operand, the dtype, and the roles of its dims.
+_Key = tuple[str | None, str, tuple[tuple[bool, bool], ...]]
+
+
 def _groups(block: Block, graph: Graph, sizes: Sizes) -> Iterator[_Group]:
     """The products of a block that XLA merges, each with the first that reads the same."""
-    alike: dict[tuple[object, ...], tuple[int, list[_Product]]] = {}
+    alike: dict[tuple[int, _Key], list[_Product]] = {}
     for product, shared, key in _readings(block, graph, sizes):
-        alike.setdefault((shared, *key), (shared, []))[1].append(product)
+        alike.setdefault((shared, key), []).append(product)
     merged = set[int]()
-    for shared, products in alike.values():
+    for (shared, _), products in alike.items():
         left = [p for p in products if p.number not in merged]
         while left:
             first, *others = left
@@ -102,9 +106,7 @@ def _groups(block: Block, graph: Graph, sizes: Sizes) -> Iterator[_Group]:
                 yield _Group(shared, group)
 
 
-def _readings(
-    block: Block, graph: Graph, sizes: Sizes
-) -> Iterator[tuple[_Product, int, tuple[object, ...]]]:
+def _readings(block: Block, graph: Graph, sizes: Sizes) -> Iterator[tuple[_Product, int, _Key]]:
     """Each product of a block with each of its operands, and a key that mergeable ones share."""
     cast_alone = _cast_alone(block, sizes)
     behind: dict[str | None, int] = {}  # the products that a piece is computed from, as bits
@@ -130,7 +132,7 @@ def _readings(
                 is_cast = step.results[0] in cast_alone
                 product = _Product(op, is_cast, dims, count, bits, (left, right), made)
                 for o, name in enumerate(step.operands):
-                    key = original.get(name, name), op.results[0].dtype, *_roles(op, o)
+                    key = original.get(name, name), op.results[0].dtype, tuple(_roles(op, o))
                     yield product, o, key
                 bits |= 1 << count
                 count += 1

@@ -756,9 +756,11 @@ def _latency_hiding_order(
        gradients.
     3. A start whose time has come goes first where another collective waits for it, and last where
        no collective is ahead of it.
-    4. What has the longest collectives ahead of it goes first, if times are known.
-    5. What takes closest to the time that is left of the collective under way goes first, if times
-       are known. (XLA counts what is ready in a moment here, too, of which we know too little.)
+    4. What has the longest collectives ahead of it goes first.
+    5. What takes closest to the time that is left until something else is ready goes first, as the
+       start of the collective under way. Where times are known, of which what is ready in a moment
+       is too little, that alone counts; where they are guessed, all does: what takes next to
+       nothing goes before products as long as either lets go of others.
     6. The last in the given order goes first.
 
     Raises GraphError where kernels wait for each other.
