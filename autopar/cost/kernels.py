@@ -639,7 +639,7 @@ def product_dims(op: Op, run: LocalOp, sizes: Sizes) -> tuple[int, int, int, int
         return None
     right, kept = set(op.rule.operands[1]), set(op.rule.results[0])
     batches = rows = terms = 1
-    if len(op.rule.operands) > 2 and op.rule.operands[2][-1] not in kept:
+    if any(groups[-1] not in kept for groups in op.rule.operands[2:]):
         terms = group_count(op)
     for dim, size in zip(op.rule.operands[0], sizes.shard(run, op), strict=True):
         if dim not in kept:

@@ -93,7 +93,8 @@ def _groups(block: Block, graph: Graph, sizes: Sizes) -> Iterator[_Group]:
         left = [p for p in products if p.number not in merged]
         while left:
             first, *others = left
-            group, left, bits, nbytes = [first], [], 1 << first.number, first.nbytes
+            group, left = [first], list[_Product]()
+            bits, nbytes = 1 << first.number, first.nbytes
             for other in others:
                 if min(nbytes, other.nbytes) <= _MOST_BYTES and not other.waits_for & bits:
                     group.append(other)
