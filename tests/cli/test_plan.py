@@ -83,7 +83,8 @@ def test_options_of_the_compiler_are_read_as_flags_are(tmp_path: Path) -> None:
     done = run("plan", written(tmp_path), "--cluster", "8xh100", "--json", *given)
     assert done.code == 0, done.err
     assert done.data["compiler_options"] == {
-        "xla_a": 3, "xla_b": "dce,fusion", "xla_gpu_enable_latency_hiding_scheduler": False,
+        "xla_a": 3, "xla_b": "dce,fusion", "xla_gpu_dot_merger_threshold_mb": 0,
+        "xla_gpu_enable_latency_hiding_scheduler": False,
     }  # fmt: skip
 
 
