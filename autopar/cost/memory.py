@@ -607,7 +607,7 @@ class _Walk:
     def _with_stacks(self, block: Block, stored: Stored) -> Stored:
         """The kernels, and those that fill the stacks of scans with zeros, which scans write into.
 
-        Of stacks of one value XLA keeps the first.
+        Of stacks of one value XLA keeps the first, but for those that the block gives back.
         """
         kernels, nbytes, same = list[Kernel](), dict(stored.nbytes), dict[str, str]()
         for kernel in stored.kernels:
@@ -619,7 +619,7 @@ class _Walk:
                 first_of: dict[str, str] = {}
                 for r, stacked in _stacks(step, flow):
                     first = first_of.setdefault(stacked, r)
-                    if first != r:
+                    if first != r and r not in stored.kept:
                         same[r], nbytes[r] = first, 0
                         continue
                     zeros, at = zeros_of(r), step.results.index(r)
@@ -634,8 +634,7 @@ class _Walk:
             o: frozenset(same.get(name, name) for name in pieces)
             for o, pieces in stored.behind.items()
         }
-        kept = frozenset(same.get(name, name) for name in stored.kept)
-        return replace(stored, kernels=tuple(kernels), nbytes=nbytes, kept=kept, behind=behind)
+        return replace(stored, kernels=tuple(kernels), nbytes=nbytes, behind=behind)
 
     def inward(self, moment: Moment) -> tuple[Moment, ...]:
         """A moment and, where a loop runs in it, those of its body, outermost first."""
