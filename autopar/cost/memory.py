@@ -554,7 +554,8 @@ class _Walk:
         number = op.operands[0] if op.kind == "broadcast_in_dim" else None
         if not isinstance(number, Literal):
             return None
-        return f"{float(number.text):g}", op.results[0].dtype, self._sizes.made(step, op)
+        text = "0" if number.text == "0.0" else number.text
+        return text, op.results[0].dtype, self._sizes.made(step, op)
 
     def _along_rows(self, block: Block, stored: Stored) -> Stored:
         """The kernels, those that Triton makes one of joined."""

@@ -98,3 +98,17 @@ def test_all_scatters_start_from_zeros_made_at_once() -> None:
     made = [spans[step.operands[0]][0] for step in scatters if step.operands[0] is not None]
     assert len(made) == 2 * LAYERS - 1
     assert len(set(made)) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"), [(jnp.bool_, True), (jnp.complex64, 0), (jnp.int8, 3)]
+)
+def test_buffers_of_every_dtype_may_be_filled(dtype: Any, number: complex) -> None:
+    def step(table: jax.Array, batch: Any) -> Any:
+        marks = [jnp.full(table.shape, number, dtype).at[at].set(table[at]) for at in batch]
+        return table, marks
+
+    table = jax.ShapeDtypeStruct((64, 128), dtype)
+    batch = [jax.ShapeDtypeStruct((8,), jnp.int32)] * 2
+    plan = autopar.plan(step, table, batch, cluster="2xh100", mesh="2", method="dp", cache=False)
+    assert plan.prediction.peak_bytes > plan.prediction.argument_bytes
