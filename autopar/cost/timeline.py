@@ -475,7 +475,9 @@ class _Timer:
         beside = [collective_kind(block, k) in kinds for k in kernels]
         products = frozenset(k for k, kern in enumerate(kernels) if self._is_product(block, kern))
         takes = [
-            _GUESSES[0 if on_wires else 1 if k in products or self._is_loop(block, kernel) else 2]
+            _GUESSES[
+                0 if on_wires else 1 if k in products or self._is_loop_fusion(block, kernel) else 2
+            ]
             if self._guesses
             else (s.communication if on_wires else self._known_seconds(block, kernel, s))
             for k, (kernel, s, on_wires) in enumerate(zip(kernels, spent, beside, strict=True))
@@ -531,8 +533,8 @@ class _Timer:
         step = kernel.instruction(block)
         return isinstance(step, LocalOp) and is_product(self._sizes.op(step.equation))
 
-    def _is_loop(self, block: Block, kernel: Kernel) -> bool:
-        """True for element-wise work that writes its results in the order in which it reads."""
+    def _is_loop_fusion(self, block: Block, kernel: Kernel) -> bool:
+        """True for what XLA calls a loop fusion: element-wise work that turns nothing over."""
         if kernel.at == ADDING:
             return not kernel.scratch_bytes
         step = kernel.instruction(block)
