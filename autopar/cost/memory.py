@@ -618,12 +618,13 @@ class _Walk:
             flow = op.control_flow if op is not None else None
             if isinstance(step, Loop) and op is not None and flow is not None:
                 first_of: dict[str, str] = {}
-                for r, stacked in _stacks(step, flow):
+                for at, stacked in _stacks(step, flow):
+                    r = step.results[at]
                     first = first_of.setdefault(stacked, r)
                     if first != r and r not in stored.kept:
                         same[r], nbytes[r] = first, 0
                         continue
-                    zeros, at = zeros_of(r), step.results.index(r)
+                    zeros = zeros_of(r)
                     value, sharding = op.results[at], step.result_shardings[at]
                     shape = self._sizes.local(sharding, value.shape)
                     self._fills[zeros] = "0", value.dtype, shape
@@ -695,12 +696,12 @@ class _Walk:
         return not isinstance(step, Loop) and not (isinstance(step, Move) and step.collectives)
 
 
-def _stacks(loop: Loop, flow: ControlFlow) -> Iterator[tuple[str, str]]:
-    """The stacks that a scan writes, each with the piece of its body that a trip puts there."""
+def _stacks(loop: Loop, flow: ControlFlow) -> Iterator[tuple[int, str]]:
+    """The results of a scan that it stacks, with the pieces of its body that a trip puts there."""
     if flow.kind == "scan":
         for output, port in zip(loop.bodies[0].outputs, flow.outputs[0], strict=True):
             if output is not None and port.kind is PortKind.STACKED and port.result is not None:
-                yield loop.results[port.result], output
+                yield port.result, output
 
 
 def _scheduled(

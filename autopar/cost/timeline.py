@@ -475,12 +475,8 @@ class _Timer:
         beside = [collective_kind(block, k) in kinds for k in kernels]
         products = frozenset(k for k, kern in enumerate(kernels) if self._is_product(block, kern))
         takes = [
-            _GUESSES[
-                0 if on_wires else 1 if k in products or self._is_loop_fusion(block, kernel) else 2
-            ]
-            if self._guesses
-            else (s.communication if on_wires else self._known_seconds(block, kernel, s))
-            for k, (kernel, s, on_wires) in enumerate(zip(kernels, spent, beside, strict=True))
+            self._scheduled_as(block, kernel, s, on_wires)
+            for kernel, s, on_wires in zip(kernels, spent, beside, strict=True)
         ]
         known = Known(takes, products, self._guesses)
         streams = in_two_streams(kernels, spent, beside, known)
@@ -519,15 +515,18 @@ class _Timer:
             if o in reads or not is_light:
                 yield port.result
 
-    def _known_seconds(self, block: Block, kernel: Kernel, spent: Seconds) -> float:
-        """The seconds that XLA's scheduler takes work for."""
+    def _scheduled_as(self, block: Block, kernel: Kernel, spent: Seconds, on_wires: bool) -> float:
+        """The time that XLA's scheduler takes a kernel for, in seconds or as it guesses."""
+        collective, product, other = _GUESSES
+        if on_wires:
+            return collective if self._guesses else spent.communication
+        if self._guesses:
+            is_long = self._is_product(block, kernel) or self._is_loop_fusion(block, kernel)
+            return product if is_long else other
         step = kernel.instruction(block)
-        if (
-            isinstance(step, LocalOp)
-            and self._sizes.op(step.equation).kind == "conv_general_dilated"
-        ):
-            return _CONVOLUTION_SECONDS
-        return spent.total
+        op = self._sizes.op(step.equation) if isinstance(step, LocalOp) else None
+        is_convolution = op is not None and op.kind == "conv_general_dilated"
+        return _CONVOLUTION_SECONDS if is_convolution else spent.total
 
     def _is_product(self, block: Block, kernel: Kernel) -> bool:
         step = kernel.instruction(block)
@@ -759,10 +758,10 @@ def _latency_hiding_order(
     3. A start whose time has come goes first where another collective waits for it, and last where
        no collective is ahead of it.
     4. What has the longest collectives ahead of it goes first.
-    5. What takes closest to the time that is left until something else is ready goes first, as the
-       start of the collective under way. Where times are known, of which what is ready in a moment
-       is too little, that alone counts; where they are guessed, all does: what takes next to
-       nothing goes before products as long as either lets go of others.
+    5. What takes closest to the time until something else is ready goes first. Where times are
+       known that is the start of the collective under way alone: of what is ready in a moment we
+       know too little. Where they are guessed it is anything, so what takes next to nothing goes
+       before products as long as something has just become ready.
     6. The last in the given order goes first.
 
     Raises GraphError where kernels wait for each other.
@@ -781,7 +780,7 @@ def _latency_hiding_order(
     soon: list[tuple[float, float, int]] = []  # work behind the time at which it is ready
     ends: list[tuple[float, int]] = []
     under_way: tuple[float, int] | None = None  # when its start is ready, and the collective
-    coming: list[float] = []  # a heap of the times at which kernels are ready, from now on
+    coming: list[float] = []  # where times are guessed, a heap of those at which kernels are ready
     order: list[tuple[int, bool]] = []
     now = 0.0
 
@@ -799,7 +798,8 @@ def _latency_hiding_order(
             heapq.heappush(ends, (-ahead[k] - takes[k], -k))
         else:
             heapq.heappush(soon, (ready_at[k], -ahead[k], -k))
-            heapq.heappush(coming, ready_at[k])
+            if known.guessed:
+                heapq.heappush(coming, ready_at[k])
 
     for k in [k for k, count in enumerate(readers) if not count]:
         release(k)
@@ -807,7 +807,8 @@ def _latency_hiding_order(
         if ends and under_way is None:
             k = -heapq.heappop(ends)[1]
             under_way = now + takes[k], k
-            heapq.heappush(coming, under_way[0])
+            if known.guessed:
+                heapq.heappush(coming, under_way[0])
             order.append((k, True))
         while soon and soon[0][0] <= now:
             work.add(-heapq.heappop(soon)[2])

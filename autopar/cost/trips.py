@@ -77,15 +77,11 @@ def repeats_work(
         h = x @ w | gather h | ...    =>    h' = x' @ w | gather h' | h = x @ w | ...
     """
     carries = [n for n, p in zip(block.inputs, flow.inputs[b], strict=True) if p.is_carry]
-    known = {*known_before(kernels, carries, [True] * len(kernels))}
-    heavy = set[str]()
-    for k, kernel in enumerate(kernels):
-        behind = not heavy.isdisjoint(kernel.reads)
-        if behind and k in known and collective_kind(block, kernel) == "all-gather":
-            return True
-        if behind or not (is_light[k] or collective_kind(block, kernel)):
-            heavy.update(kernel.makes)
-    return False
+    kinds = [collective_kind(block, kernel) for kernel in kernels]
+    is_cheap = [light or kind != "" for light, kind in zip(is_light, kinds, strict=True)]
+    cheaply = {*known_before(kernels, carries, is_cheap)}
+    known = known_before(kernels, carries, [True] * len(kernels))
+    return any(kinds[k] == "all-gather" and k not in cheaply for k in known)
 
 
 @dataclass(frozen=True)
