@@ -233,18 +233,19 @@ class Line:
     """A block's instructions, by index: their ops, and what they read and make.
 
     A `fused` one may be computed in its readers. `loaded` are pieces that something reads from
-    memory, or that the block returns. `copied` are those that an instruction reads in another
-    order than they lie in, with names for the copies. Work is fused `into_products` on a TPU.
-    `turned` are gathers whose results the block gives back in another order than they arrive in.
+    memory, or that the block returns. `copied` are those that an instruction reads in another order
+    than they lie in, with names for the copies. Work is fused `into_products` on a TPU. `turned`
+    are gathers whose results the block gives back in another order than they arrive in.
     `transposed` is element-wise work on values that do not lie alike: a kernel of its own reads
-    them across, as one that sums cannot. What an all-to-all joined lies `in_parts`, as does what is
-    made of such alone: a sum takes it as it lies, but with anything else it is read across. Copies
-    whose items are loaded `apart`, by name, come with the product's results that they are made
-    from, and so do those that stand `before` what is computed of such a result. Copies of images
-    are `padded` to so many times their size, those of rows are `grouped` with as many groups. Of
-    each instruction it is told if anyone wants it, and the `roots`: into which kernels it may be
-    fused, as bits of a number, kernel j's being bit j of its lowest 64. Far kernels may share one,
-    which only makes a count smaller; it is 0 where the result is stored in any case.
+    them across, as one that sums cannot. What an all-to-all joined lies `in_parts`, by name with
+    the dim, as does what is made of such alone: a sum takes it as it lies, but with anything else
+    it is read across. Where a smaller value is spread `over_parts`, only a sum along that dim does.
+    Copies whose items are loaded `apart`, by name, come with the product's results that they are
+    made from, and so do those that stand `before` what is computed of such a result. Copies of
+    images are `padded` to so many times their size, those of rows are `grouped` with as many
+    groups. Of each instruction it is told if anyone wants it, and the `roots`: into which kernels
+    it may be fused, as bits of a number, kernel j's being bit j of its lowest 64. Far kernels may
+    share one, which only makes a count smaller; it is 0 where the result is stored in any case.
     """
 
     into_products: bool = False
@@ -258,7 +259,8 @@ class Line:
     copied: dict[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
     turned: set[int] = field(default_factory=set[int])
     transposed: set[str] = field(default_factory=set[str])
-    in_parts: set[str] = field(default_factory=set[str])
+    in_parts: dict[str, int] = field(default_factory=dict[str, int])
+    over_parts: set[str] = field(default_factory=set[str])
     apart: dict[str, str] = field(default_factory=dict[str, str])
     before: dict[str, str] = field(default_factory=dict[str, str])
     padded: dict[str, float] = field(default_factory=dict[str, float])
@@ -295,15 +297,8 @@ def read_line(block: Block, sizes: Sizes) -> Line:
                 line.loaded.update(_read_by_loop(line, step, op))
             elif not line.fused[i]:
                 line.loaded.update(reads)
-            if sizes.platform == "gpu" and _joins_inside(step, "all-to-all"):
-                line.in_parts.update(makes)
-            if (
-                sizes.platform == "gpu"
-                and isinstance(step, Move)
-                and _joins_inside(step, "all-gather")
-            ):
-                local = sizes.local(step.after, step.value.shape)
-                layouts.orders.gathered(step.result, step.steps[-1].dim, local)
+            if sizes.platform == "gpu" and isinstance(step, Move):
+                _laid_out_by_move(line, layouts, sizes, i, step)
         for name in reads:
             line.readers[name].append(i)
         for name in makes:
@@ -359,6 +354,19 @@ def _is_filled(line: Line, name: str) -> bool:
 _FILLING = frozenset({"broadcast_in_dim", "convert_element_type"})
 
 
+def _laid_out_by_move(line: Line, layouts: Layouts, sizes: Sizes, i: int, move: Move) -> None:
+    """Notes how a move's result lies, and if what it sends is written in another order first."""
+    if _joins_inside(move, "all-to-all"):
+        line.in_parts[move.result] = move.steps[-1].dim
+    if _joins_inside(move, "all-gather"):
+        local = sizes.local(move.after, move.value.shape)
+        layouts.orders.gathered(move.result, move.steps[-1].dim, local)
+    if move.steps and move.steps[0].kind == "all-to-all":
+        sent = layouts.sent(move.source, move.steps[0].to_dim)
+        if sent is not None:
+            line.copied[i] = {move.source: sent}
+
+
 def _joins_inside(step: ListingStep, kind: str) -> bool:
     """True for a move that ends in a collective of this kind along a dim that is not the first.
 
@@ -389,15 +397,18 @@ def _read_from_memory(
         copies = {name: copy for name, copy in otherwise.items() if copy is not None}
         if copies:
             line.copied[i] = copies
-        if not line.in_parts.isdisjoint(line.reads[i]):
-            lies = line.in_parts if line.in_parts.issuperset(line.reads[i]) else line.transposed
-            lies.update(line.makes[i])
+        if not line.in_parts.keys().isdisjoint(line.reads[i]):
+            _read_in_parts(line, i, run, op)
         across = line.transposed.intersection(line.reads[i]) - line.loaded - copies.keys()
         if across or len(copies) < len(otherwise):
             line.transposed.update(line.makes[i])
         return ()
     if is_reduction(op):
-        return {_before_casts(line, n) for n in line.transposed.intersection(line.reads[i])}
+        across = line.transposed.intersection(line.reads[i])
+        for k, name in enumerate(run.operands):
+            if name in line.over_parts and _dim_made(op, k, line.in_parts[name]) is None:
+                across.add(name)
+        return {_before_casts(line, n) for n in across}
     if line.into_products and is_product(op):
         return ()
     if is_scatter(op):  # it computes what it puts, and puts it into what is there
@@ -426,11 +437,50 @@ def _read_from_memory(
     return line.reads[i]
 
 
+def _read_in_parts(line: Line, i: int, run: LocalOp, op: Op) -> None:
+    """Notes how that lies which is computed of what an all-to-all joined.
+
+    With a smaller value, that is spread over it, it lies in parts still. A sum along the joined dim
+    cannot read that: it would spread the value, as the highest of each row is, over each part.
+    """
+    joined = [(k, n) for k, n in enumerate(run.operands) if n in line.in_parts]
+    others = set(line.reads[i]) - {n for _, n in joined}
+    k, name = joined[0]
+    dim = _dim_made(op, k, line.in_parts[name])
+    is_spread = all(_is_spread(line, op, n) for n in others)
+    for made in line.makes[i]:
+        if not is_spread or (others and dim is None):
+            line.transposed.add(made)
+            continue
+        line.in_parts[made] = -1 if dim is None else dim
+        if others or any(n in line.over_parts for _, n in joined):
+            line.over_parts.add(made)
+
+
+def _dim_made(op: Op, operand: int, dim: int) -> int | None:
+    """The dim of an op's result that goes with one of an operand, None where none is known."""
+    if op.rule is None or dim < 0:
+        return None
+    factor = op.rule.major(op.rule.operands[operand][dim])
+    return next((d for d, there in enumerate(op.rule.results[0]) if factor in there), None)
+
+
+def _is_spread(line: Line, op: Op, name: str) -> bool:
+    """True if a smaller value is spread over what an op makes."""
+    made = line.ops[line.maker[name]] if name in line.maker else None
+    if made is None:
+        return False
+    items, results = (math.prod(o.results[0].shape) for o in (made, op))
+    return made.kind == "broadcast_in_dim" or items < results
+
+
 def _before_casts(line: Line, name: str) -> str:
     """The value of which one that is read across is a cast, which is the smaller of the two."""
     at = line.maker[name]
     op, reads = line.ops[at], line.reads[at]
-    if op is None or op.kind != "convert_element_type" or reads[0] not in line.transposed:
+    if op is None or op.kind != "convert_element_type":
+        return name
+    if reads[0] not in line.transposed and reads[0] not in line.over_parts:
         return name
     return _before_casts(line, reads[0])
 

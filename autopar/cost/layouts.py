@@ -159,6 +159,11 @@ class Orders:
         dims = tuple(sorted(range(len(local)), key=lambda d: d != dim))
         self._gathered[name] = Order(dims, (), 0, name).sized(local)
 
+    def of_product(self, name: str) -> Order | None:
+        """The order of a batched product's own result."""
+        order = self._of.get(name)
+        return order if order is not None and order.made == name else None
+
     def renamed(self, source: str, name: str) -> None:
         """Another name for a value, which lies as it does."""
         if source in self._of:
@@ -207,6 +212,19 @@ class Layouts:
             if copy is not None:
                 self.before[copy] = turned.copied
         return found
+
+    def sent(self, name: str, dim: int) -> str | None:
+        """A product's result as an all-to-all that splits a dim sends it: that dim outermost.
+
+            [a, b, 2]  --copy-->  [2, a, b]  --all-to-all-->  [2 a, b]
+
+        A name for the copy, None for what lies so or is written as it is wished.
+        """
+        order = self.orders.of_product(name)
+        if order is None or dim not in order.dims[1:]:
+            return None
+        wanted = (dim, *(d for d in order.dims if d != dim))
+        return self._copy(Turned(0, name, order), wanted)
 
     def _copy(self, turned: Turned, wanted: Sequence[int]) -> str:
         """A name for a value that is written out in another order."""

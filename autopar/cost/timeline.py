@@ -19,6 +19,7 @@ from autopar.cluster.catalog import entry_named
 from autopar.cost.few_blocks import BlockCounts, FewBlocks
 from autopar.cost.kernels import (
     ADDING,
+    COPY,
     Kernel,
     Sizes,
     Stored,
@@ -124,6 +125,7 @@ class KernelTimes:
         self._sums = sums
         self._moves = moves_by_piece(block)
         kernels = stored.kernels
+        self._copies = {name for k in kernels if k.at == COPY for name in k.makes}
         self._at_hand: Mapping[tuple[str, ...], frozenset[str]] = {}
         self._by_triton: Mapping[tuple[str, ...], frozenset[str]] = {}
         self._row_sums: Set[str] = frozenset()
@@ -199,7 +201,7 @@ class KernelTimes:
             return Seconds(self._prices.elementwise(2 * made))
         first, nbytes = moved[0], sum(c.nbytes for c in moved)
         seconds = self._prices.collective(first.kind, nbytes, first.axes)
-        if len(kernel.makes) == 1:  # with what it copies
+        if len(kernel.makes) == 1 and self._copies.isdisjoint(kernel.reads):  # with what it copies
             seconds += first.seconds - self._prices.joined(first.kind, nbytes, first.axes)
         return Seconds(0.0, seconds, seconds)
 

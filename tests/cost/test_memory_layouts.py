@@ -203,45 +203,86 @@ def test_what_is_computed_of_a_copy_waits_for_all_else_that_it_is_computed_of() 
 # -- collectives -----------------------------------------------------------------------------------
 
 
-def joined(dim: int, platform: Platform = "gpu") -> list[tuple[str, ...]]:
-    """What is written of exp(x) and its sum, where an all-to-all has joined a dim of x."""
-    graph = graph_of(
-        "%a: f32[64,64] = tanh(%x) forward",
-        "%b: f32[64,64] = sub(%a, %w) forward",
-        "%e: f32[64,64] = exp(%b) forward",
-        "%t: f32[64] = reduce_sum(%e) forward {axes=(1,), out_sharding=None}",
-        "%m: f32[64] = reduce_max(%a) forward {axes=(1,), out_sharding=None}",
-        inputs='%x: f32[64,64] batch "x",\n%w: f32[64,64] batch "w"',
-        returns='%t "t", %m "m"',
-    )
-    first, *rest = listing(graph).block.instructions
+def exchanged(graph: Graph, dim: int, to_dim: int, platform: Platform = "gpu") -> list[Kernel]:
+    """The kernels where an all-to-all takes what the first op makes, and splits it anew."""
+    block = listing(graph).block
+    first, *rest = block.instructions
     assert isinstance(first, LocalOp)
-    axes = ("data",)
-    before, after = (Sharding(((), axes)), Sharding((axes, ())))
-    step = MoveStep("all-to-all", axes, dim, 1 - dim)
+    (result,), (value,) = first.results, graph.ops[0].results
+    axes, dims = ("data",), range(len(value.shape))
+    before, after = (Sharding(tuple(axes * (d == at) for d in dims)) for at in (dim, to_dim))
     move = Move(
-        Value("%a", (64, 64), "f32"), "%raw", "%a", before, after, (step,),
-        collectives=(Collective("all-to-all", axes, 64 * 64 * 4, 0.0),),
+        value, "%raw", result, before, after, (MoveStep("all-to-all", axes, dim, to_dim),),
+        collectives=(Collective("all-to-all", axes, value.nbytes, 0.0),),
     )  # fmt: skip
     own = LocalOp(first.equation, first.operands, ("%raw",), *_lies(first))
-    block = listing(graph).block
-    given = {"%x": 64 * 64 * 4, "%w": 64 * 64 * 4}
-    sizes = Sizes(graph, MeshShape(("data",), (1,)), platform)
+    given = {i.value.name: i.value.nbytes for i in graph.inputs}
+    sizes = Sizes(graph, MeshShape(axes, (1,)), platform)
     found = stored_kernels(
         Block(block.inputs, (own, move, *rest), block.outputs), sizes, given, lambda *_: 0
     )
-    return made(list(found.kernels))
+    return list(found.kernels)
+
+
+def joined(
+    dim: int, *work: str, summed: int = 1, platform: Platform = "gpu"
+) -> list[tuple[str, ...]]:
+    """What is written of exp(b) and its sum, where an all-to-all has joined a dim of `a`."""
+    graph = graph_of(
+        "%a: f32[64,64] = tanh(%x) forward",
+        *work,
+        "%e: f32[64,64] = exp(%b) forward",
+        f"%t: f32[64] = reduce_sum(%e) forward {{axes=({summed},), out_sharding=None}}",
+        "%m: f32[64] = reduce_max(%a) forward {axes=(1,), out_sharding=None}",
+        inputs='%x: f32[64,64] batch "x",\n%w: f32[64,64] batch "w",\n%v: f32[64] batch "v"',
+        returns='%t "t", %m "m"',
+    )
+    return made(exchanged(graph, dim, 1 - dim, platform))
 
 
 def _lies(run: LocalOp) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
     return run.operand_shardings, run.result_shardings
 
 
+WITH_ANOTHER = ("%b: f32[64,64] = sub(%a, %w) forward",)
+
+
 def test_what_is_computed_of_a_dim_that_was_joined_is_stored_for_a_sum() -> None:
     """It lies in parts, which a sum by itself reads as they lie: the highest of all logits."""
-    assert joined(1) == [("%raw",), ("%a",), ("%e",), ("%t",), ("%m",)]
-    assert joined(0) == [("%raw",), ("%a",), ("%t",), ("%m",)]
-    assert joined(1, "tpu") == joined(0, "tpu")
+    assert joined(1, *WITH_ANOTHER) == [("%raw",), ("%a",), ("%e",), ("%t",), ("%m",)]
+    assert joined(0, *WITH_ANOTHER) == [("%raw",), ("%a",), ("%t",), ("%m",)]
+    tpu = [joined(dim, *WITH_ANOTHER, platform="tpu") for dim in (0, 1)]
+    assert tpu[0] == tpu[1]
+
+
+@pytest.mark.parametrize("spread", ["%n", "%r"])
+def test_a_sum_takes_what_is_spread_over_parts_but_along_the_joined_dim(spread: str) -> None:
+    """Scores joined along heads are summed over keys as they lie; logits over words are not."""
+    work = (
+        "%n: f32[64,1] = broadcast_in_dim(%v) forward "
+        "{broadcast_dimensions=(0,), shape=(64, 1), sharding=None}",
+        "%r: f32[64,64] = broadcast_in_dim(%v) forward "
+        "{broadcast_dimensions=(0,), shape=(64, 64), sharding=None}",
+        f"%b: f32[64,64] = sub(%a, {spread}) forward",
+    )
+    assert joined(1, *work, summed=0) == [("%raw",), ("%a",), ("%t",), ("%m",)]
+    assert joined(1, *work) == [("%raw",), ("%a",), ("%e",), ("%t",), ("%m",)]
+
+
+# [batch, heads, keys, queries, group], of which an all-to-all splits groups, or queries.
+@pytest.mark.parametrize(
+    ("to_dim", "copy", "one_by_one"), [(4, "4,0,1,2,3", True), (3, "3,0,1,2,4", False)]
+)
+def test_an_all_to_all_sends_what_lies_with_the_dim_that_it_splits_outermost(
+    to_dim: int, copy: str, one_by_one: bool
+) -> None:
+    """A group of two is too short for tiles: XLA loads each score by itself."""
+    graph = turned_pair(SUMS_TWO, returns='%z "z"')
+    found = {kernel.makes: kernel for kernel in exchanged(graph, 1, to_dim)}
+    copied = found[f"%raw as {copy}",]
+    assert copied.reads == {"%raw"}
+    assert found["%s",].reads == set(copied.makes)
+    assert (copied.wasted_bytes > 0) == one_by_one
 
 
 def gathered_group(dtype: str) -> tuple[str, tuple[str, ...], str] | None:
