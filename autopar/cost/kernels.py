@@ -972,7 +972,7 @@ class _Writer:
     def _product_added(self, i: int) -> str | None:
         """The product's result, with a bias or without, that an instruction adds a piece to.
 
-        h = x @ w + b    y = h + c
+        h = x @ w + b    y = h + c    or    y = c + h.T
         """
         line, op = self._line, self._line.ops[i]
         reads = line.reads[i]
@@ -982,7 +982,7 @@ class _Writer:
         ):  # fmt: skip
             return None
         for one, other in (reads, reads[::-1]):
-            product, added = self._unbiased(one), self._reshaped(other)
+            product, added = self._moved_from(self._unbiased(one)), self._reshaped(other)
             made = self._plain_product(product)
             if made is None or made.results[0].dtype != op.results[0].dtype:
                 continue

@@ -244,6 +244,16 @@ def test_a_product_adds_what_its_result_alone_is_added_to(
     assert seconds == pytest.approx(dot if fused else dot + prices.elementwise(3 * y))
 
 
+def test_a_product_adds_what_its_transpose_alone_is_added_to() -> None:
+    """As a weight's gradient is, in a loop over microbatches: it is written in that order."""
+    work = """%t: f32[2048,1024] = transpose(%p) {{permutation=(1, 0)}}
+      %y: f32[2048,1024] = add(%c, %t)"""
+    seconds, prices = taken(with_bias(work, "%y", ', %c: f32[2048,1024] state "c"'), "x")
+    x, w, y = 128 * 1024 * 4, 1024 * 2048 * 4, 128 * 2048 * 4
+    dims = (1, 128, 2048, 1024)
+    assert seconds == product_seconds(prices.cluster.chip, dims, x + w + 2 * y, "f32")
+
+
 @pytest.mark.parametrize(("rows", "faster"), [(262144, 20), (1048576, 2.5)])
 def test_sums_over_rows_are_read_for_each_item(rows: int, faster: float) -> None:
     """XLA's model of H100s has 4 bytes an item come from a cache 2.5 times as fast as memory.
