@@ -6,13 +6,14 @@ that of what is solved again, `autopar.pages` that of reports.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from autopar.gc_pause import paused_collection
 from autopar.inspecting.compare import compare as compare
 from autopar.inspecting.inspect import inspect as inspect_opened
 from autopar.inspecting.loaded_plan import reopen
-from autopar.ir.inspection import Inspection
+from autopar.ir.inspection import INSPECTED, InspectedPart, Inspection
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import a_plan, load_plan, save_plan
 
@@ -27,7 +28,10 @@ def save(plan: Plan, path: str | Path) -> None:
     save_plan(a_plan(plan), path)
 
 
-def inspect(plan: Plan) -> Inspection:
-    """Tell what a plan means, op by op and over time; raises PlanError if it keeps no step."""
+def inspect(plan: Plan, parts: Sequence[InspectedPart] = INSPECTED) -> Inspection:
+    """Tell what a plan means, op by op and over time; raises PlanError if it keeps no step.
+
+    With some `parts` alone, as "axes", the others are empty: the fewer, the sooner it is told.
+    """
     with paused_collection():
-        return inspect_opened(reopen(a_plan(plan)))
+        return inspect_opened(reopen(a_plan(plan)), parts)

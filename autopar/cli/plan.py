@@ -303,7 +303,8 @@ def _compared(made: Made) -> Table:
 
 def _print(made: Made, output: Path | None) -> None:
     console, plan = out(), made.planned.plan
-    console.print(headline(plan, plans.inspect(plan).axes if plan.is_one_program else ()))
+    axes = plans.inspect(plan, ("axes",)).axes if plan.is_one_program else ()
+    console.print(headline(plan, axes))
     console.print()
     if not plan.is_one_program:
         console.print(pipeline(plan, made.planned.programs.timing.simulation))

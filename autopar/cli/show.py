@@ -12,7 +12,7 @@ from rich.text import Text
 from autopar import plans
 from autopar.cli.console import out, print_json
 from autopar.errors import InputError
-from autopar.ir.inspection import Inspection
+from autopar.ir.inspection import INSPECTED, InspectedPart, Inspection
 from autopar.ir.paths import matches
 from autopar.ir.plan import Plan
 from autopar.report.inspection import axes, collectives_by_kind, communication, modules, ops
@@ -49,12 +49,24 @@ class Views:
         """True if nothing in particular is asked for."""
         return not any((self.params, self.ops, self.stages, self.comm, self.memory))
 
+    @property
+    def inspected(self) -> tuple[InspectedPart, ...]:
+        """The parts of an inspection that are shown."""
+        if self.is_overview:
+            return "axes", "collectives"
+        asked: tuple[tuple[bool, InspectedPart], ...] = (
+            (self.params, "axes"), (self.ops, "ops"), (self.stages, "modules"),
+            (self.comm, "collectives"), (self.memory, "memory"),
+        )  # fmt: skip
+        return tuple(part for is_asked, part in asked if is_asked)
+
 
 def show_plan(path: Path, wanted: Views, match: str | None, in_full: bool, as_json: bool) -> None:
     """Print a saved plan, whole or the parts of it that are asked for."""
     plan = plans.load(path)
     looked_into = wanted.ops or wanted.stages or wanted.comm
-    found = _NOTHING if plan.record is None and not looked_into else plans.inspect(plan)
+    shown = INSPECTED if as_json or match is not None else wanted.inspected
+    found = _NOTHING if plan.record is None and not looked_into else plans.inspect(plan, shown)
     if as_json:
         schedule = schedule_data(simulation_of(plan)) if not plan.is_one_program else None
         print_json({**plan_data(plan), "inspection": inspection_data(found), "schedule": schedule})

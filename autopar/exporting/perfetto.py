@@ -43,7 +43,7 @@ def _named(what: str, track: int, name: str) -> Json:
 
 def _kernels(plan: Plan) -> Iterator[Span]:
     """The kernels of one device, each with the module and the line that it is of."""
-    for span in inspect(reopen(plan)).spans:
+    for span in inspect(reopen(plan), ("spans",)).spans:
         known: dict[str, Json] = {"module": span.spot.module, "line": span.spot.line}
         yield span.stream, span.label, span.start_seconds, span.end_seconds, known
 

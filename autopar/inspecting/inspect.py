@@ -14,9 +14,11 @@ from autopar.inspecting.flow import Flow, flows_of
 from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.ir.graph import Origin
 from autopar.ir.inspection import (
+    INSPECTED,
     WHOLE_STEP,
     AxisRole,
     CommRow,
+    InspectedPart,
     Inspection,
     KernelSpan,
     MemoryCurve,
@@ -153,20 +155,25 @@ def _always(parts: Sequence[tuple[Part, Flow]]) -> Counter[HeldKind]:
     return totals
 
 
-def inspect(loaded: LoadedPlan) -> Inspection:
-    """A plan read closely: nothing is solved, and every figure is of the predictions' models."""
-    plan = loaded.plan
+def inspect(loaded: LoadedPlan, parts: Sequence[InspectedPart] = INSPECTED) -> Inspection:
+    """A plan read closely: nothing is solved, and every figure is of the predictions' models.
+
+    Only the `parts` that are asked for are filled.
+    """
+    plan, wanted = loaded.plan, frozenset(parts)
     flows = flows_of(loaded.listings)
-    axes = axis_uses(loaded.batching.graph, flows)
-    ops = [op for flow in flows for op in ops_of(flow)]
+    in_axes = axis_uses(loaded.batching.graph, flows) if wanted & {"axes", "collectives"} else ()
+    roles = {(use.submesh, use.axis): use.roles for use in in_axes}
+    ops = [op for flow in flows for op in ops_of(flow)] if wanted & {"ops", "modules"} else []
+    in_spans = "spans" in wanted and plan.is_one_program
     return Inspection(
         meshes=tuple(s.mesh for s in plan.submeshes),
-        axes=axes,
-        modules=module_rows(flows, ops),
-        ops=op_rows(ops),
-        collectives=comm_rows(flows, {(use.submesh, use.axis): use.roles for use in axes}),
-        spans=kernel_spans(flows[0]) if plan.is_one_program else (),
-        memory=memory_curves(loaded, flows),
+        axes=in_axes,
+        modules=module_rows(flows, ops) if "modules" in wanted else (),
+        ops=op_rows(ops) if "ops" in wanted else (),
+        collectives=comm_rows(flows, roles) if "collectives" in wanted else (),
+        spans=kernel_spans(flows[0]) if in_spans else (),
+        memory=memory_curves(loaded, flows) if "memory" in wanted else (),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal, get_args
 
 from autopar.ir.peak import HeldKind
 from autopar.ir.sharding import MeshShape, Sharding
@@ -168,9 +169,13 @@ class ModuleRow:
     stages: tuple[int, ...]
 
 
+InspectedPart = Literal["axes", "modules", "ops", "collectives", "spans", "memory"]
+INSPECTED: tuple[InspectedPart, ...] = get_args(InspectedPart)
+
+
 @dataclass(frozen=True)
 class Inspection:
-    """Everything that can be said of a plan without running it.
+    """Everything that can be said of a plan without running it, or the parts that are asked for.
 
     `spans` are of one device over a step, loops trip by trip (none for a plan with stages, as its
     schedule tells). They end a little before the step's predicted seconds, in which some of what

@@ -15,7 +15,7 @@ import autopar
 from autopar.inspecting.flow import flows_of
 from autopar.inspecting.inspect import inspect, kernel_spans
 from autopar.inspecting.loaded_plan import reopen
-from autopar.ir.inspection import AxisRole, Inspection
+from autopar.ir.inspection import INSPECTED, AxisRole, InspectedPart, Inspection
 from autopar.ir.peak import HeldKind
 from autopar.ir.plan import Plan
 from tests.zoo import cases
@@ -64,6 +64,17 @@ def test_a_recipe_gives_its_axes_their_roles(
     uses = inspected(name, method, mesh).axes
     assert [use.roles for use in uses] == roles, uses
     assert all(len(use.evidence) == len(use.roles) for use in uses)
+
+
+@pytest.mark.parametrize("part", INSPECTED)
+def test_a_part_that_is_asked_for_alone_is_that_of_the_whole(part: InspectedPart) -> None:
+    which = "gpt_scan", "fsdp", "8"
+    alone, whole = inspect(reopen(planned(*which)), (part,)), inspected(*which)
+    assert getattr(alone, part) == getattr(whole, part)
+    assert getattr(whole, part)
+    # Roles are told of collectives by their axes; nothing else is read for another part.
+    others = {*INSPECTED} - {part, "axes"}
+    assert not any(getattr(alone, other) for other in others)
 
 
 def test_evidence_counts_and_names_the_largest() -> None:
