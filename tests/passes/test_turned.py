@@ -10,7 +10,7 @@ import pytest
 import autopar
 from autopar.cost.kernels import Sizes, stored_kernels
 from autopar.ir.graph import Graph
-from autopar.ir.listing import Block, Loop
+from autopar.ir.listing import Block, Loop, Move
 from autopar.ir.sharding import Sharding
 from autopar.passes.shard.model.turned import turned_reads
 from autopar.planner.planned import Planned
@@ -41,12 +41,14 @@ def graph_of(plan: Planned) -> Graph:
 
 
 def copied_bytes(graph: Graph, block: Block, sizes: Sizes) -> float:
-    """Bytes that a listing's copies in another order move, trips counted."""
+    """Bytes that copies in another order move, trips counted; not those that a collective sends."""
     stored = stored_kernels(block, sizes, dict.fromkeys(block.inputs, 0), lambda *_: 0)
+    moves = (k for k in stored.kernels if isinstance(k.instruction(block), Move))
+    sent = frozenset[str]().union(*(k.reads for k in moves))
     found = 0.0
     for kernel in stored.kernels:
         for name in kernel.makes:
-            if " as " in name and not name.endswith("filters"):
+            if " as " in name and not name.endswith("filters") and name not in sent:
                 found += 2 * stored.nbytes[name] + kernel.wasted_bytes
     for step in block.instructions:
         if isinstance(step, Loop):
