@@ -20,7 +20,7 @@ from functools import lru_cache
 from autopar.cluster.chip import Platform
 from autopar.cost.layouts import Layouts, visited, wasted_bytes
 from autopar.ir.control_flow import PortKind
-from autopar.ir.graph import Graph, Op
+from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.listing import (
     Block,
     Fence,
@@ -47,6 +47,9 @@ ADDITIONS = frozenset({"add", "add_any"})
 # results, in f32, are added up afterwards.
 _TILE_ITEMS, _TILES_WANTED, _LEAST_SUM, _PART_BYTES = 128 * 128, 128, 128, 4
 
+
+# BLAS multiplies matrices of 2-byte numbers in tensor cores, by so many rows and columns at once.
+_HALVES, _AT_ONCE = frozenset({"bf16", "f16"}), 8
 
 # XLA for GPUs leaves products of a matrix with a vector to BLAS where they are this large.
 _LEAST_BY_BLAS = 10_000_000
@@ -235,17 +238,19 @@ class Line:
     A `fused` one may be computed in its readers. `loaded` are pieces that something reads from
     memory, or that the block returns. `copied` are those that an instruction reads in another order
     than they lie in, with names for the copies. Work is fused `into_products` on a TPU. `turned`
-    are gathers whose results the block gives back in another order than they arrive in.
+    are gathers whose results the block gives back in another order than they arrive in,
+    `turned_over` what transposes read. Of other results some are `lying_turned` when they are given
+    back: the kernels that make them turn them over.
     `transposed` is element-wise work on values that do not lie alike: a kernel of its own reads
     them across, as one that sums cannot. What an all-to-all joined lies `in_parts`, by name with
     the dim, as does what is made of such alone: a sum takes it as it lies, but with anything else
     it is read across. Where a smaller value is spread `over_parts`, only a sum along that dim does.
     Copies whose items are loaded `apart`, by name, come with the product's results that they are
     made from, and so do those that stand `before` what is computed of such a result. Copies of
-    images are `padded` to so many times their size, those of rows are `grouped` with as many
-    groups. Of each instruction it is told if anyone wants it, and the `roots`: into which kernels
-    it may be fused, as bits of a number, kernel j's being bit j of its lowest 64. Far kernels may
-    share one, which only makes a count smaller; it is 0 where the result is stored in any case.
+    images, and of what products read, are `padded` to so many times their size, and so are results
+    of products by their own names; copies of rows are `grouped` with as many groups. Of each
+    instruction it is told if anyone wants it, and the `roots`: into which kernels it may be fused,
+    as bits of a number, kernel j's being bit j; it is 0 where the result is stored in any case.
     """
 
     into_products: bool = False
@@ -258,6 +263,8 @@ class Line:
     loaded: set[str] = field(default_factory=set[str])
     copied: dict[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
     turned: set[int] = field(default_factory=set[int])
+    turned_over: set[str | None] = field(default_factory=set[str | None])
+    lying_turned: frozenset[str] = frozenset()
     transposed: set[str] = field(default_factory=set[str])
     in_parts: dict[str, int] = field(default_factory=dict[str, int])
     over_parts: set[str] = field(default_factory=set[str])
@@ -278,8 +285,16 @@ def read_line(block: Block, sizes: Sizes) -> Line:
         operands = {made: names_read(s) for s in block.instructions for made in names_made(s)}
         visits = visited(block.outputs, operands)
     layouts = Layouts(visits, sizes.platform)
-    for i, step in enumerate(block.instructions):
-        op = None if isinstance(step, Move | Fence) else sizes.op(step.equation)
+    ops = [
+        None if isinstance(step, Move | Fence) else sizes.op(step.equation)
+        for step in block.instructions
+    ]
+    line.turned_over = {
+        step.operands[0]
+        for step, op in zip(block.instructions, ops, strict=True)
+        if isinstance(step, LocalOp) and op is not None and op.kind == "transpose"
+    }
+    for i, (step, op) in enumerate(zip(block.instructions, ops, strict=True)):
         reads = tuple([name for name in names_read(step) if name is not None])
         makes = names_made(step)
         line.ops.append(op)
@@ -289,6 +304,8 @@ def read_line(block: Block, sizes: Sizes) -> Line:
             for source, name in zip(step.sources, step.results, strict=True):
                 layouts.orders.renamed(source, name)
         if isinstance(step, LocalOp) and op is not None:
+            if op.kind == "sharding_constraint" and step.operands[0] is not None:
+                layouts.orders.renamed(step.operands[0], step.results[0])
             line.fused.append(is_fused_into_readers(op))
             line.loaded.update(_read_from_memory(line, layouts, sizes, i, step, op))
         else:
@@ -306,12 +323,13 @@ def read_line(block: Block, sizes: Sizes) -> Line:
     returned = [o for o in block.outputs if o is not None]
     line.loaded.update(returned)
     if sizes.platform == "gpu":
-        makers = (line.maker.get(o) for o in returned)
+        makers = {o: line.maker[o] for o in returned if o in line.maker}
         line.turned = {
-            i
-            for i in makers
-            if i is not None and _joins_inside(block.instructions[i], "all-gather")
+            i for i in makers.values() if _joins_inside(block.instructions[i], "all-gather")
         }
+        line.lying_turned = frozenset(
+            o for o, i in makers.items() if line.fused[i] and layouts.orders.is_turned(o)
+        )
     _scatter_into_sums(line)
     line.apart, line.before = layouts.apart, layouts.before
     if sizes.platform == "gpu":
@@ -361,6 +379,8 @@ def _laid_out_by_move(line: Line, layouts: Layouts, sizes: Sizes, i: int, move: 
     if _joins_inside(move, "all-gather"):
         local = sizes.local(move.after, move.value.shape)
         layouts.orders.gathered(move.result, move.steps[-1].dim, local)
+    if all(step.kind == "all-reduce" for step in move.steps):
+        layouts.orders.renamed(move.source, move.result)
     if move.steps and move.steps[0].kind == "all-to-all":
         sent = layouts.sent(move.source, move.steps[0].to_dim)
         if sent is not None:
@@ -430,7 +450,10 @@ def _read_from_memory(
             return set(line.reads[i]) - {rows}
     if op.kind == "dot_general":
         local = sizes.local(run.result_shardings[0], op.results[0].shape)
-        copied = layouts.product(op, run.operands, run.results[0], local)
+        is_turned = run.results[0] in line.turned_over
+        copied = dict(layouts.product(op, run.operands, run.results[0], local, is_turned))
+        if sizes.platform == "gpu":
+            copied.update(_padded_operands(line, layouts, sizes, run, op, copied))
         if copied:
             line.copied[i] = copied
             return set(line.reads[i]) - copied.keys()
@@ -472,6 +495,29 @@ def _is_spread(line: Line, op: Op, name: str) -> bool:
         return False
     items, results = (math.prod(o.results[0].shape) for o in (made, op))
     return made.kind == "broadcast_in_dim" or items < results
+
+
+def _padded_operands(
+    line: Line, layouts: Layouts, sizes: Sizes, run: LocalOp, op: Op, copied: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """The operands of a product that are written out padded, with names for the copies.
+
+    XLA for GPUs pads matrices of 2-byte numbers until tensor cores take their rows and columns
+    (CublasPadForGemms), and so has the product make more than is read of it. Products that take a
+    matrix in one order share its copy.
+    """
+    dims = product_dims(op, run, sizes) if sizes.dtype(op.operands[0]) in _HALVES else None
+    if dims is None or min(dims[1:3]) == 1 or not any(size % _AT_ONCE for size in dims[1:]):
+        return
+    rows, columns, terms = (-(-size // _AT_ONCE) * _AT_ONCE / size for size in dims[1:])
+    line.padded[run.results[0]] = rows * columns
+    shares = rows * terms, terms * columns
+    for k, (name, share) in enumerate(zip(run.operands, shares, strict=True)):
+        if name is not None and share > 1:
+            order = ",".join(map(str, layouts.taken(op, k, name)))
+            copy = f"{copied.get(name, name)} padded as {order}"
+            line.padded[copy] = share
+            yield name, copy
 
 
 def _before_casts(line: Line, name: str) -> str:
@@ -537,7 +583,6 @@ def _is_zeros(op: Op | None) -> bool:
 
 Pieces = frozenset[str]
 _NONE: Pieces = frozenset()
-_BITS = 63
 # The more kernels compute a piece, the less it pays: beyond so many, counting is not worth while.
 _READERS = 6
 # What stands between a product and the end of gelu, and how many times larger than biases it is.
@@ -561,9 +606,9 @@ class Kernel:
     several collectives each is a kernel, `part` its number. `group` are the kind, axes and dtype of
     a collective that may be combined with its like, the dtype "" of gathers, which may be of
     several. A light one may be fused with others that read the same, such as one that `picks` items
-    of what it reads; an early one need not wait for its readers' turn: it gathers. `wasted_bytes`
-    are loaded beside those that it reads, where it loads them item by item; `work_bytes` could be
-    loaded while it computes.
+    of what it reads, but for what Triton runs `alone`; an early one need not wait for its readers'
+    turn: it gathers. `wasted_bytes` are loaded beside those that it reads, where it loads them item
+    by item; `work_bytes` could be loaded while it computes.
     """
 
     at: int
@@ -575,6 +620,7 @@ class Kernel:
     moved_bytes: int = 0
     is_light: bool = False
     picks: bool = False
+    alone: bool = False
     is_early: bool = False
     wasted_bytes: int = 0
     work_bytes: float = 0.0
@@ -661,6 +707,12 @@ class Sizes:
         """Bytes of one device's pieces of the step's arguments."""
         lying = zip(self._graph.inputs, program.input_shardings, strict=True)
         return {i.value.name: self.of(i.value, s) for i, s in lying}
+
+    def dtype(self, operand: Operand) -> str:
+        """The dtype of an op's operand."""
+        if isinstance(operand, Literal):
+            return operand.dtype
+        return self._graph.nested_values[operand].dtype
 
     def op(self, path: tuple[int, ...]) -> Op:
         """The op that an instruction runs."""
@@ -756,7 +808,7 @@ def _find_roots(line: Line, wanted: Set[str]) -> None:
             for j in readers.get(m, ()):
                 if alive[j]:
                     used = True
-                    found |= roots[j] or 1 << (j & _BITS)
+                    found |= roots[j] or 1 << j
         alive[i] = used
         if fusible:
             roots[i] = found
@@ -1040,8 +1092,9 @@ class _Writer:
         behind, self._nbytes[copy] = self._computed.get(name, stored)
         if copy in self._line.before:
             behind = frozenset((self._line.before[copy],))
-        if copy in self._line.padded:  # which has another shape: no kernel writes both
-            self._nbytes[copy] = int(self._nbytes[copy] * self._line.padded[copy])
+        padded = self._line.padded
+        if copy in padded:  # which has another shape: no kernel writes both
+            self._nbytes[copy] = round(self._nbytes[copy] / padded.get(name, 1) * padded[copy])
             behind, at = stored[0], None
         elif copy in self._line.grouped:  # by one kernel, for all that read the same rows
             self._nbytes[copy] *= self._line.grouped[copy]
@@ -1114,7 +1167,8 @@ class _Writer:
         assert op is not None
         if len(op.results) == 1:
             value = op.results[0]
-            return [self._sizes.of(value, step.result_shardings[0])]
+            share = self._line.padded.get(step.results[0], 1.0)
+            return [round(share * self._sizes.of(value, step.result_shardings[0]))]
         laid = zip(op.results, step.result_shardings, strict=True)
         return [self._sizes.of(v, s) for v, s in laid]
 

@@ -73,13 +73,15 @@ class Order:
 class Turned:
     """An operand that lies in an order, and its reader's: that of `first`, or what a product takes.
 
-    The order is in terms of a product's operand, and of the result of element-wise work.
+    The order is in terms of a product's operand, and of the result of element-wise work. In a
+    product it stands on a `side`, 0 or 1.
     """
 
     operand: int
     name: str
     order: Order
     first: Order | None = None
+    side: int = 0
 
     @property
     def copied(self) -> str:
@@ -94,7 +96,7 @@ class Turned:
     def wanted(self, rule: Rule, on_gpu: bool) -> tuple[int, ...] | None:
         """The order in which it is written out for an op, None where it is read as it lies."""
         if self.first is None:
-            return _wanted_by_product(rule, self.operand, self.order)
+            return _wanted_by_product(rule, self.operand, self.side, self.order)
         return None if self.order.is_tiled(self.first.dims) or not on_gpu else self.first.dims
 
 
@@ -112,17 +114,24 @@ class Orders:
     @property
     def any(self) -> bool:
         """True if an order is fixed."""
-        return bool(self._of)
+        return bool(self._of or self._gathered)
 
     def product(
-        self, op: Op, operands: Sequence[str | None], made: str, local: Sequence[int]
+        self,
+        op: Op,
+        operands: Sequence[str | None],
+        made: str,
+        local: Sequence[int],
+        is_turned: bool = False,
     ) -> list[Turned]:
         """The operands of a product that lie in an order; notes how a batched one's result lies.
 
-        `local` are the result's sizes on a device.
+        `local` are the result's sizes on a device. Where that is only turned over, XLA swaps the
+        operands of the product instead.
         """
         assert op.rule is not None
         batched = bool(_batch_of(op.rule))
+        swaps = is_turned and not batched
         if batched:
             whole = Order(tuple(range(len(local))), (), self._visits.get(made, 0), made)
             self._of[made] = whole.sized(local)
@@ -132,8 +141,19 @@ class Orders:
             if order is None and not batched:
                 order = self._gathered.get(name or "")
             if name is not None and order is not None:
-                found.append(Turned(k, name, order))
+                found.append(Turned(k, name, order, side=k ^ swaps))
         return found
+
+    def taken(self, rule: Rule, operand: int, name: str) -> Sequence[int]:
+        """The dims of a product's operand as it takes them: as they lie, or as XLA writes products.
+
+        `name` is the operand's.
+        """
+        order = self._of.get(name)
+        if order is not None:
+            return _wanted_by_product(rule, operand, operand, order) or order.dims
+        whole = Order(tuple(range(len(rule.operands[operand]))), (), 0, name)
+        return _as_written(_sides(whole, rule, operand), operand)
 
     def element_wise(self, op: Op, operands: Sequence[str | None], made: str) -> list[Turned]:
         """The operands that lie otherwise than the first; notes how the result lies.
@@ -141,7 +161,13 @@ class Orders:
         What comes from the product that the compiler visits latest gives way to the other.
         """
         given = [(k, name) for k, name in enumerate(operands) if name in self._of and name]
-        if op.rule is None or not given:
+        if op.rule is None:
+            return []
+        if not given:
+            lying = ((k, self._gathered.get(name or "")) for k, name in enumerate(operands))
+            carried = (_carried(order, op.rule, k) for k, order in lying if order is not None)
+            if (first := next(carried, None)) is not None:
+                self._gathered[made] = first
             return []
         known = [(k, name, _carried(self._of[name], op.rule, k)) for k, name in given]
         lies = [(k, name, order) for k, name, order in known if order is not None]
@@ -164,10 +190,16 @@ class Orders:
         order = self._of.get(name)
         return order if order is not None and order.made == name else None
 
+    def is_turned(self, name: str) -> bool:
+        """True if a value lies in another order than that of its dims."""
+        order = self._of.get(name) or self._gathered.get(name)
+        return order is not None and [*order.dims] != sorted(order.dims)
+
     def renamed(self, source: str, name: str) -> None:
-        """Another name for a value, which lies as it does."""
-        if source in self._of:
-            self._of[name] = self._of[source]
+        """Another name for a value, or its sum over devices, which lies as it does."""
+        for orders in (self._of, self._gathered):
+            if source in orders:
+                orders[name] = orders[source]
 
 
 class Layouts:
@@ -185,16 +217,26 @@ class Layouts:
         self.before: dict[str, str] = {}
 
     def product(
-        self, op: Op, operands: Sequence[str | None], made: str, local: Sequence[int]
+        self,
+        op: Op,
+        operands: Sequence[str | None],
+        made: str,
+        local: Sequence[int],
+        is_turned: bool = False,
     ) -> Mapping[str, str]:
         """Operands that a product wants in another order, with names for them in that order."""
         found: dict[str, str] = {}
         if op.rule is not None:
-            for turned in self.orders.product(op, operands, made, local):
+            for turned in self.orders.product(op, operands, made, local, is_turned):
                 wanted = turned.wanted(op.rule, self._on_gpu)
                 if wanted is not None:
                     found[turned.name] = self._copy(turned, wanted)
         return found
+
+    def taken(self, op: Op, operand: int, name: str) -> Sequence[int]:
+        """The dims of a product's operand in the order in which it takes them, batches left out."""
+        assert op.rule is not None
+        return self.orders.taken(op.rule, operand, name)
 
     def element_wise(
         self, op: Op, operands: Sequence[str | None], made: str
@@ -257,22 +299,26 @@ def visited(
     return found
 
 
-def _wanted_by_product(rule: Rule, operand: int, order: Order) -> tuple[int, ...] | None:
+def _wanted_by_product(rule: Rule, operand: int, side: int, order: Order) -> tuple[int, ...] | None:
     """The order in which a product takes an operand, None where it takes it as it lies.
 
-    Of the first operand the sums come last, of the second first, as XLA writes products. With one
-    dim of batch it takes them either way.
+    On the first side of a product the sums come last, on the second first, as XLA writes products.
+    With one dim of batch it takes them either way.
     """
     sides = _sides(order, rule, operand)
-    if _suits(sides, operand):
+    if _suits(sides, side):
         return None
-    sums_last = tuple(d for _, d in sorted(sides))
-    sums_first = tuple(d for _, d in sorted(sides, key=lambda at: (-at[0] % 3, at[1])))
-    wanted, other = (sums_first, sums_last) if operand else (sums_last, sums_first)
+    wanted, other = _as_written(sides, side), _as_written(sides, 1 - side)
     batches = sum(side == 0 for side, _ in sides)
     if batches < 2 and not order.is_tiled(wanted):
         return other if order.is_tiled(other) or [*other] == sorted(other) else wanted
     return wanted
+
+
+def _as_written(sides: Iterable[tuple[int, int]], side: int) -> tuple[int, ...]:
+    """The dims of a product's operand as XLA writes them: on the first side the sums come last."""
+    turn = -1 if side else 1
+    return tuple(d for _, d in sorted(sides, key=lambda at: (turn * at[0] % 3, at[1])))
 
 
 def _batch_of(rule: Rule) -> set[int]:
@@ -284,7 +330,7 @@ def _long_factors(rule: Rule, dims: Sequence[Sequence[int]]) -> set[int]:
     return {f for dim in dims for f in dim if rule.factors[f].size > 1}
 
 
-def _suits(sides: Sequence[tuple[int, int]], operand: int) -> bool:
+def _suits(sides: Sequence[tuple[int, int]], side: int) -> bool:
     """True if a product can take an operand as it lies.
 
     Batch dims come first, and the others in two runs of rising dims. Where there are several dims
@@ -301,7 +347,7 @@ def _suits(sides: Sequence[tuple[int, int]], operand: int) -> bool:
     rows = [side for side, _ in inner]
     if batches < 2 or max(rows.count(1), rows.count(2)) < 2:
         return True
-    return rows == sorted(rows, reverse=operand == 1)
+    return rows == sorted(rows, reverse=side == 1)
 
 
 def _sides(order: Order, rule: Rule, operand: int) -> list[tuple[int, int]]:
