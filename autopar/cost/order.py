@@ -14,6 +14,7 @@ COMBINED_BYTES = 30 * 2**20
 # How many collectives before its reader a gather starts; wide models on H100s, whose wires are busy
 # throughout, show three.
 _AHEAD = 3
+_NUMBER_BYTES = 8
 _MUCH = 16  # times more that a light kernel reads than it makes
 
 
@@ -111,7 +112,9 @@ class _Fused:
 
 
 def at_hand(
-    kernels: Sequence[Kernel], shapes: Sequence[tuple[int, ...] | None]
+    kernels: Sequence[Kernel],
+    shapes: Sequence[tuple[int, ...] | None],
+    nbytes: Mapping[str, int],
 ) -> dict[int, tuple[int, frozenset[str]]]:
     """By kernel, the one that it runs with, and the pieces that it need not load as that has them.
 
@@ -122,6 +125,7 @@ def at_hand(
         m' = f(m, g)   v' = f(v, g)   p' = f(p, m', v')     loads p, m, v and g, stores the rest
 
     `shapes` are those of element-wise kernels' results on a device; None for all other kernels.
+    That two read the same number, such as a learning rate, does not join them.
     """
     having: dict[tuple[tuple[int, ...], str], list[_Fused]] = {}  # by shape, and a piece at hand
     latest: dict[str, int] = {}  # of each piece, the last of them that it waits for
@@ -130,7 +134,8 @@ def at_hand(
     for k, (kernel, shape) in enumerate(zip(kernels, shapes, strict=True)):
         waits = max((latest.get(name, 0) for name in kernel.reads), default=0)
         if shape:
-            near = {f.number: f for name in kernel.reads for f in having.get((shape, name), ())}
+            shared = (name for name in kernel.reads if nbytes[name] > _NUMBER_BYTES)
+            near = {f.number: f for name in shared for f in having.get((shape, name), ())}
             able = (near[n] for n in sorted(near) if _may_join(kernel, near[n], latest))
             own = next(able, None)
             if own is None:
@@ -153,9 +158,9 @@ def with_siblings(stored: Stored, shapes: Sequence[tuple[int, ...] | None]) -> S
     """The same kernels, those that run as one joined, in an order that can run; see `at_hand`."""
     kernels = list(stored.kernels)
     alone = _looked_up_alone(kernels)
-    shapes = [None if k in alone else shape for k, shape in enumerate(shapes)]
+    shapes = [None if k in alone or kernels[k].alone else shape for k, shape in enumerate(shapes)]
     joined: dict[int, list[Kernel]] = {}
-    for k, (first, _) in at_hand(kernels, shapes).items():
+    for k, (first, _) in at_hand(kernels, shapes, stored.nbytes).items():
         joined.setdefault(first, [kernels[first]]).append(kernels[k])
         kernels[k] = replace(kernels[k], makes=())
     for first, members in joined.items():
@@ -244,17 +249,19 @@ def along_rows(stored: Stored, work: Sequence[RowWork | None]) -> Stored:
 
     Sums that several of them read are stored here, as they are where the kernels lie far apart.
     """
-    moved = moved_along_rows(stored.kernels, work, stored.kept, once=True)
-    if not moved:
+    kernels, kept = stored.kernels, stored.kept
+    moved = moved_along_rows(kernels, work, kept, once=True)
+    by_triton = {k for k, pieces in moved_along_rows(kernels, work, kept).items() if pieces}
+    if not by_triton:
         return stored
     left: list[Kernel] = []
-    for k, kernel in enumerate(stored.kernels):
+    for k, kernel in enumerate(kernels):
         pieces = moved.get(k)
-        if pieces is None:
+        if k in by_triton:  # what it sums up is read before, and so nothing may lie in its place
+            reads = kernel.reads if pieces is None else pieces.difference(kernel.makes)
+            left.append(replace(kernel, reads=reads, in_place=False, alone=True))
+        elif pieces is None:
             left.append(kernel)
-        elif pieces:  # what it sums up is read before, and so nothing may lie in its place
-            reads = pieces.difference(kernel.makes)
-            left.append(replace(kernel, reads=reads, in_place=False))
     return replace(stored, kernels=tuple(left))
 
 
@@ -365,20 +372,30 @@ def _visited(needs: Sequence[Sequence[int]], starts: Sequence[int]) -> list[int]
 def lightened(stored: Stored) -> Stored:
     """The same kernels, light ones that read much more than they make moved up.
 
-    A compiler fuses a reduction, or the look-up of a few items, with others that read the same
-    piece, so that the piece need not wait for it. A look-up of which only collectives read runs by
-    itself: XLA fuses it with work of its own shape alone, which is what its readers are else.
+    A compiler fuses a reduction, or the look-up of a few items, with the element-wise work that
+    makes what it reads, or that reads it too, so that the piece need not wait for it. What a
+    product or a collective makes, and only such as these read, waits. A look-up of which only
+    collectives read runs by itself: XLA fuses it with work of its own shape alone, which is what
+    its readers are else.
     """
     kernels, nbytes = stored.kernels, stored.nbytes
     made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
     place = list(range(len(kernels)))
     alone = _looked_up_alone(kernels)
+    few = dict[int, tuple[list[str], int]]()  # what such kernels read, the bytes of the largest
     for k, kernel in enumerate(kernels):
         if not kernel.is_light or k in alone:
             continue
         read = [r for r in kernel.reads if r in made]
         most = max((nbytes[r] for r in read), default=0)
         if most and most >= _MUCH * sum(nbytes[m] for m in kernel.makes):
+            few[k] = read, most
+    passing = set[str]()  # pieces that element-wise work makes or reads
+    for k, kernel in enumerate(kernels):
+        if kernel.is_light and not kernel.alone and kernel.at >= 0 and k not in few:
+            passing.update(kernel.makes, kernel.reads)
+    for k, (read, most) in few.items():
+        if kernels[k].picks or all(r in passing for r in read if nbytes[r] == most):
             place[k] = max(place[made[r]] for r in read)
     return _placed(stored, place)
 

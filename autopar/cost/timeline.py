@@ -140,7 +140,8 @@ class KernelTimes:
             self._by_triton = {kernels[k].makes: found for k, found in along.items()}
             self._picked = picked_bytes(block, sizes, stored)
             counts = BlockCounts(block, sizes, stored, prices.filling_blocks)
-            shared = at_hand(kernels, [self._element_wise_shape(k, counts) for k in kernels])
+            shapes = [self._element_wise_shape(k, counts) for k in kernels]
+            shared = at_hand(kernels, shapes, stored.nbytes)
             self._few_blocks = counts.found(shared, self._by_triton)
             self._at_hand = {kernels[k].makes: found for k, (_, found) in shared.items()}
 

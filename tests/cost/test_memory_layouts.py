@@ -146,6 +146,52 @@ def test_a_dim_that_is_one_long_on_a_device_has_no_order(
     assert layouts.product(mixed, ("%s", "%v"), "%y", (4, 3, 32, 2, 8)) == copies
 
 
+@pytest.mark.parametrize(("is_turned", "wanted"), [(False, "2,0,1"), (True, "0,1,2")])
+def test_a_product_that_is_turned_over_takes_its_operands_the_other_way_round(
+    is_turned: bool, wanted: str
+) -> None:
+    """The gradient of a weight: XLA puts what stood on the first side on the second."""
+    graph = graph_of(
+        "%w: f32[64,32] = dot_general(%g, %x) forward "
+        "{dimension_numbers=(((0, 1), (0, 1)), ((), ()))}",
+        inputs='%g: f32[8,16,64] batch "g",\n%x: f32[8,16,32] batch "x"', returns='%w "w"',
+    )  # fmt: skip
+    layouts = Layouts({}, "gpu")
+    layouts.orders.gathered("%g", 1, (8, 16, 64))
+    copies = layouts.product(graph.ops[0], ("%g", "%x"), "%w", (64, 32), is_turned)
+    assert copies == {"%g": f"%g as {wanted}"}
+
+
+# -- padded products -------------------------------------------------------------------------------
+
+
+def scores_of(rows: int, dtype: str, platform: Platform = "gpu") -> dict[str, int]:
+    """The items that are stored for a product of queries and keys, and for one that reads those."""
+    graph = graph_of(
+        f"%s: {dtype}[4,{rows},{rows}] = dot_general(%q, %k) forward "
+        "{dimension_numbers=(((2,), (2,)), ((0,), (0,)))}",
+        f"%y: {dtype}[4,{rows},32] = dot_general(%s, %k) forward "
+        "{dimension_numbers=(((2,), (1,)), ((0,), (0,)))}",
+        inputs=f'%q: {dtype}[4,{rows},32] batch "q",\n%k: {dtype}[4,{rows},32] batch "k"',
+        returns='%s "s", %y "y"',
+    )
+    given = {i.value.name: i.value.nbytes for i in graph.inputs}
+    found = stored_kernels(listing(graph).block, Sizes(graph, ONE, platform), given, lambda *_: 0)
+    item = 2 if dtype == "bf16" else 4
+    return {name: found.nbytes[name] // item for k in found.kernels for name in k.makes}
+
+
+def test_matrices_of_two_byte_numbers_are_padded_for_tensor_cores() -> None:
+    """Two products that take the keys in different orders have a copy of them each."""
+    whole, cut = 4 * 56 * 56, 4 * 56 * 32
+    assert scores_of(49, "bf16") == {
+        "%q padded as 0,1,2": cut, "%k padded as 0,2,1": cut, "%s": whole,
+        "%s padded as 0,1,2": whole, "%k padded as 0,1,2": cut, "%y": cut,
+    }  # fmt: skip
+    for plain in (scores_of(48, "bf16"), scores_of(49, "f32"), scores_of(49, "bf16", "tpu")):
+        assert plain.keys() == {"%s", "%y"}
+
+
 def test_one_kernel_writes_a_value_as_it_lies_and_turned_over() -> None:
     graph = turned_pair(KEEPS_TWO, SUMS_TWO, returns='%y "y", %z "z"')
     assert made(kernels_of(graph)) == [("%s",), ("%p", "%p as 0,1,3,4,2"), ("%y",), ("%z",)]
@@ -302,6 +348,22 @@ def gathered_group(dtype: str) -> tuple[str, tuple[str, ...], str] | None:
     return stored_kernels(block, sizes, {"%x": 64 * 8 * 4}, lambda *_: 0).kernels[0].group
 
 
+def test_what_only_a_product_makes_and_reads_is_held_for_a_sum_of_it() -> None:
+    """XLA fuses the sum of a bias' gradient with element-wise work alone, and else runs it late."""
+
+    def order(is_light: bool) -> list[str]:
+        kernels = (
+            Kernel(0, ("gradient",), frozenset()),
+            Kernel(1, ("before",), frozenset(("gradient",)), is_light=is_light),
+            Kernel(2, ("bias",), frozenset(("gradient",)), is_light=True),
+        )
+        nbytes = {"gradient": 4096, "before": 4096, "bias": 64}
+        return [k.makes[0] for k in lightened(Stored(kernels, nbytes, frozenset())).kernels]
+
+    assert order(is_light=True) == ["gradient", "bias", "before"]
+    assert order(is_light=False) == ["gradient", "before", "bias"]
+
+
 def test_a_gather_may_be_combined_with_those_of_other_dtypes() -> None:
     assert gathered_group("f32") == gathered_group("bf16")
 
@@ -335,14 +397,19 @@ def test_a_fence_waits_for_no_reshaped_value_that_nobody_has_from_it() -> None:
     assert fenced(reads_again=True)["fence 3"] == {"%w", "%a"}
 
 
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize(("dim", "copied"), [(0, False), (1, True), (2, False)])
 def test_a_product_has_a_gathered_dim_put_back_between_those_on_its_side(
-    dim: int, copied: bool
+    dim: int, copied: bool, named: bool
 ) -> None:
-    """What is gathered lies with that dim outermost: b, a, d is not a matrix of (a b) rows."""
+    """What is gathered lies with that dim outermost: b, a, d is not a matrix of (a b) rows.
+
+    It does so under the other name, too, that a constraint gives it.
+    """
     mesh = MeshShape(("data",), (8,))
     graph = graph_of(
-        "%y: f32[8,16,64] = dot_general(%x, %w) forward "
+        "%h: f32[8,16,64] = sharding_constraint(%x) forward",
+        "%y: f32[8,16,64] = dot_general(%h, %w) forward "
         "{dimension_numbers=(((2,), (0,)), ((), ()))}",
         inputs='%x: f32[8,16,64] batch "x",\n%w: f32[64,64] state "w"', returns='%y "y"',
     )  # fmt: skip
@@ -352,10 +419,13 @@ def test_a_product_has_a_gathered_dim_put_back_between_those_on_its_side(
         (MoveStep("all-gather", ("data",), dim),),
         collectives=(Collective("all-gather", ("data",), 8 * 16 * 64 * 4, 0.0),),
     )  # fmt: skip
-    lies = (replicated(3), replicated(2))
-    steps = (gather, LocalOp((0,), ("%g", "%w"), ("%y",), lies, (replicated(3),)))
+    whole = replicated(3)
+    name = LocalOp((0,), ("%g",), ("%h",), (whole,), (whole,))
+    read = "%h" if named else "%g"
+    product = LocalOp((1,), (read, "%w"), ("%y",), (whole, replicated(2)), (whole,))
+    steps = (gather, name, product) if named else (gather, product)
     block = Block(("%x", "%w"), steps, ("%y",))
     given = {"%x": 8 * 2 * 64 * 4, "%w": 64 * 64 * 4}
     found = stored_kernels(block, Sizes(graph, mesh), given, lambda *_: 0).kernels
-    between = [("%g as 0,1,2",)] if copied else []
+    between = [(f"{read} as 0,1,2",)] if copied else [("%h",)] if named else []
     assert made(list(found)) == [("%g",), *between, ("%y",)]

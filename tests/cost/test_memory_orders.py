@@ -20,6 +20,7 @@ from autopar.cost.order import (
     combined,
     depth_first,
     least_first,
+    lightened,
     post_order,
     with_siblings,
 )
@@ -86,10 +87,15 @@ def test_element_wise_work_that_reads_the_same_runs_as_one() -> None:
         ("p", "", 64), ("t", "pb", 64), ("q", "", 64), ("u", "qb", 64), ("y", "t", 1),
         ("z", "u", 1), kept="yz",
     )  # fmt: skip
+    step = replace(step, nbytes={**step.nbytes, "b": 64})
     shapes = [(8, 8) if kernel.makes[0] in "tu" else None for kernel in step.kernels]
     joined = with_siblings(step, shapes)
     assert [k.makes for k in joined.kernels] == [("p",), ("q",), ("t", "u"), ("y",), ("z",)]
     assert with_siblings(step, [None] * len(shapes)) == step
+    # One number, such as the rate at which both are updated, does not join them.
+    assert (
+        with_siblings(replace(step, nbytes={**step.nbytes, "b": 4}), shapes).kernels == step.kernels
+    )
     # A look-up that only a collective reads runs by itself.
     reduced = [
         replace(k, group=("all-reduce", ("data",), "float32")) if k.makes == ("z",)
@@ -383,4 +389,22 @@ def test_what_triton_sums_up_on_its_way_is_no_kernel() -> None:
     assert [(k.makes[0], "".join(sorted(k.reads))) for k in joined.kernels] == [
         ("x", ""), ("y", "x"), ("s", "y"), ("n", "sy"), ("p", "n"), ("g", "psy"),
     ]  # fmt: skip
+    assert [k.makes[0] for k in joined.kernels if k.alone] == ["y", "n", "g"]
     assert along_rows(step, [None] * len(work)) == step
+
+
+def test_what_triton_runs_is_joined_with_nothing_else() -> None:
+    # A softmax and a mask read the same, and so does the sum of a bias, which waits for its turn.
+    step = stored(
+        ("x", "", 64), ("m", "x", 1), ("y", "mx", 64), ("k", "x", 64), ("o", "", 64),
+        ("b", "y", 1), kept="ykob",
+    )  # fmt: skip
+    light = [replace(k, is_light=k.makes[0] not in "xo") for k in step.kernels]
+    work = [RowWork((8, 8), sums=k.makes[0] == "m") if k.makes[0] in "my" else None for k in light]
+    alone = along_rows(replace(step, kernels=tuple(light)), work)
+    assert [k.makes[0] for k in alone.kernels] == ["x", "y", "k", "o", "b"]
+    assert with_siblings(alone, [None, (8, 8), (8, 8), None, None]) == alone
+    assert made(lightened(alone)) == "xykob"
+    plain = replace(alone, kernels=tuple(replace(k, alone=False) for k in alone.kernels))
+    assert len(with_siblings(plain, [None, (8, 8), (8, 8), None, None]).kernels) == 4
+    assert made(lightened(plain)) == "xybko"
