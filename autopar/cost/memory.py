@@ -14,6 +14,7 @@ from autopar.cluster.chip import Platform
 from autopar.cost.heap import Buffer, heap_bytes
 from autopar.cost.kernels import (
     ADDING,
+    COPY,
     FILL,
     Kernel,
     Pieces,
@@ -454,9 +455,12 @@ class _Walk:
         """
         given, outside = self.around(graph, program)
         block = program.block
-        stored = self.joined(block, self.unrolled(block, given))
+        stored = self.unrolled(block, given)
         if sums is None:
-            return given, self.busiest(block, stored, outside)
+            copied = sorted(outside & self._sizes.line(block).lying_turned)
+            stored = self.joined(block, _beside(stored, copied))
+            return given, self.busiest(block, stored, outside, copied=copied)
+        stored = self.joined(block, stored)
         stored, added = self._with_sums(graph, program, stored, sums)
         outside |= added
         return given, self.busiest(block, stored, outside, stored.kept.difference(outside))
@@ -512,10 +516,11 @@ class _Walk:
         outside: Collection[str],
         apart: Collection[str] = (),
         follows: Mapping[str, str] | None = None,
+        copied: Collection[str] = (),
     ) -> Moment:
         """The moment of a block with such kernels, its loops at their own moments."""
-        timed = self.timed(block)
-        return _scheduled(block, stored, outside, timed, apart, self.elsewhere, follows or {})
+        timed, follows = self.timed(block), follows or {}
+        return _scheduled(block, stored, outside, timed, apart, self.elsewhere, follows, copied)
 
     def joined(self, block: Block, stored: Stored) -> Stored:
         """The kernels of which several run as one joined: collectives, and element-wise work."""
@@ -676,7 +681,7 @@ class _Walk:
         stored = self._along_rows(body, stored)
         leaving = self._leaving(loop, flow, b, stored)
         steady = steady_trip(stored, leaving)
-        joined = self.joined(body, steady.stored)
+        joined = self.joined(body, _cut_for_triton(steady.stored, slices))
         if leaving != Leaving():
             self._crossed[loop.results] = stored, leaving
         return self.busiest(body, joined, given, follows=steady.follows)
@@ -696,6 +701,47 @@ class _Walk:
         return not isinstance(step, Loop) and not (isinstance(step, Move) and step.collectives)
 
 
+def _cut_for_triton(body: Stored, slices: Mapping[str, int]) -> Stored:
+    """The kernels of a trip, and those that cut out what Triton's kernels read of it.
+
+    Other element-wise kernels cut it out themselves.
+    """
+    read = frozenset[str]().union(*(k.reads for k in body.kernels if k.alone))
+    cut = sorted(name for name in read & slices.keys() if not body.nbytes[name])
+    if not cut:
+        return body
+    kernels = (*(Kernel(COPY, (name,), _NONE) for name in cut), *body.kernels)
+    return replace(body, kernels=kernels, nbytes={**body.nbytes, **{n: slices[n] for n in cut}})
+
+
+def _beside(stored: Stored, names: Collection[str]) -> Stored:
+    """The kernels, some results of which are written beside the arguments whose buffers they take.
+
+    A kernel that turns over what it gives back would write over arguments before it reads them.
+    They are copied at the end.
+    """
+    if not names:
+        return stored
+    beside = {name: _beside_of(name) for name in names}
+    kernels = list[Kernel]()
+    for kernel in stored.kernels:
+        makes = tuple(beside.get(name, name) for name in kernel.makes)
+        reads = frozenset(beside.get(name, name) for name in kernel.reads)
+        in_place = kernel.in_place and makes == kernel.makes
+        kernels.append(replace(kernel, makes=makes, reads=reads, in_place=in_place))
+    nbytes = {**stored.nbytes, **{new: stored.nbytes[name] for name, new in beside.items()}}
+    behind = {
+        o: frozenset(beside.get(name, name) for name in pieces)
+        for o, pieces in stored.behind.items()
+    }
+    kept = frozenset(beside.get(name, name) for name in stored.kept)
+    return replace(stored, kernels=tuple(kernels), nbytes=nbytes, behind=behind, kept=kept)
+
+
+def _beside_of(name: str) -> str:
+    return f"{name} beside"
+
+
 def _stacks(loop: Loop, flow: ControlFlow) -> Iterator[tuple[int, str]]:
     """The results of a scan that it stacks, with the pieces of its body that a trip puts there."""
     if flow.kind == "scan":
@@ -712,6 +758,7 @@ def _scheduled(
     apart: Collection[str] = (),
     elsewhere: Mapping[str, PieceTime] | None = None,
     follows: Mapping[str, str] | None = None,
+    copied: Collection[str] = (),
 ) -> Moment:
     """The busiest moment in the order that XLA would choose.
 
@@ -719,13 +766,17 @@ def _scheduled(
     more when they are made.
 
     1. Of three orders it takes that which holds least, the first of several.
-    2. On GPUs its latency-hiding scheduler then moves collectives, and weight gradients to run
+    2. What was written beside its buffer is `copied` there at the end.
+    3. On GPUs its latency-hiding scheduler then moves collectives, and weight gradients to run
        beside them. Else gathers start early.
     """
     orders = [least_first(stored), depth_first(stored, block.outputs)]
     if stored.visits:
         orders.append(post_order(stored, block.outputs))
     order = min(orders, key=lambda o: most_bytes(o, outside))
+    copies = [Kernel(COPY, (name,), frozenset((_beside_of(name),))) for name in copied]
+    kept = order.kept.difference(map(_beside_of, copied))
+    order = replace(order, kernels=(*order.kernels, *copies), kept=kept)
     order = ahead(order) if timed is None else lightened(beside_moves(order, timed, elsewhere))
     if follows:
         outside = {*outside, *follows.values(), *_in_their_place(order.kernels, follows)}

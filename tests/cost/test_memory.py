@@ -10,7 +10,7 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.cluster.chip import Platform
-from autopar.cost.kernels import Sizes, stored_kernels
+from autopar.cost.kernels import Sizes, read_line, stored_kernels
 from autopar.cost.memory import SPARE_SHARE, Held, held_bytes
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
@@ -191,6 +191,32 @@ def test_state_is_updated_in_place() -> None:
     }
 
 
+def test_state_is_updated_beside_itself_where_its_gradient_lies_otherwise() -> None:
+    """One kernel turns the new value over, and a copy puts it into the place of the old."""
+    graph = graph_of(
+        "%g: f32[4,64,32] = dot_general(%x, %y) backward "
+        "{dimension_numbers=(((2,), (2,)), ((0,), (0,)))}",
+        "%t: f32[4,32,64] = transpose(%g) backward {permutation=(0, 2, 1)}",
+        "%n: f32[4,32,64] = sub(%w, %t) update",
+        inputs='%w: f32[4,32,64] state "w",\n%x: f32[4,64,16] batch "x",\n'
+        '%y: f32[4,32,16] batch "y"',
+        returns='%n "w" <- %w',
+    )
+    answer, size = held(graph), 4 * 32 * 64 * 4
+    assert answer.peak_bytes - answer.argument_bytes == 2 * size  # the gradient, the new value
+
+
+def test_every_kernel_counts_that_may_compute_a_value() -> None:
+    """However far apart they are: two that are 64 apart are no one kernel."""
+    products = [dot(f"%d{k}", "%x", "%x") for k in range(63)]
+    graph = graph_of(
+        element("%t", "neg", "%x"), dot("%a", "%x", "%t"), *products, dot("%b", "%x", "%t"),
+        returns='%a "a", %b "b", ' + ", ".join(f'%d{k} "d{k}"' for k in range(63)),
+    )  # fmt: skip
+    line = read_line(listing(graph).block, Sizes(graph, ONE, "tpu"))
+    assert line.roots[0].bit_count() == 2
+
+
 def test_a_loop_on_gpus_holds_what_it_gathers_for_the_next_trip() -> None:
     text = """graph g(%c: f32[4096,4096] batch "c", %ws: f32[8,4096,4096] state "ws") {
       %r: f32[4096,4096] = scan(%c, %ws) {length=8, num_consts=0, num_carry=1, reverse=False, unroll=1} [
@@ -260,6 +286,46 @@ def test_a_loop_holds_its_stacks_and_its_body() -> None:
     trip = 2 * PIECE
     assert answer.peak_bytes == 2 * 9 * PIECE + trip
     assert answer.peak.op == "dot_general"
+
+
+@pytest.mark.parametrize(("axis", "pieces"), [(1, 3), (0, 2)])
+def test_what_triton_reads_of_a_stack_is_cut_out_of_it(axis: int, pieces: int) -> None:
+    """A softmax of its rows reads a slice; what goes by columns reads the stack itself."""
+    text = f"""graph g(%c: f32[64,64], %vs: f32[8,64,64]) {{
+      %r: f32[64,64] = scan(%c, %vs) forward {{length=8, num_consts=0, num_carry=1, reverse=False, unroll=1}} [
+        graph body(%h: f32[64,64], %v: f32[64,64]) {{
+          %u: f32[64,64] = dot_general(%h, %h) forward {DOT}
+          %m: f32[64] = reduce_max(%v) forward {{axes=({axis},), out_sharding=None}}
+          %n: f32[64,64] = broadcast_in_dim(%m) forward {{shape=(64, 64), broadcast_dimensions=({1 - axis},), sharding=None}}
+          %s: f32[64,64] = sub(%v, %n) forward
+          %e: f32[64,64] = mul(%s, %u) forward
+          %q: f32[64,64] = dot_general(%e, %h) forward {DOT}
+          return %q
+        }}
+      ]
+      return %r
+    }}"""  # noqa: E501
+    graph = attach_rules(parse_graph(text), RuleBook())
+    stack = replicated(3)
+    (scan,) = graph.ops
+    body = Block(
+        ("%h", "%v"),
+        tuple(
+            LocalOp(
+                (0, 0, i), op.value_operands, (op.results[0].name,),
+                tuple(replicated(len(scan.graphs[0].values[o].shape)) for o in op.value_operands),
+                (replicated(len(op.results[0].shape)),),
+            )
+            for i, op in enumerate(scan.graphs[0].ops)
+        ),
+        ("%q",),
+    )  # fmt: skip
+    loop = Loop((0,), ("%c", "%vs"), ("%r",), (replicated(2),), (body,), 8)
+    block = Block(("%c", "%vs"), (loop,), ("%r",))
+    lies = (replicated(2), stack)
+    answer = held_bytes(graph, Listing(block, lies, lies[:1]), Sizes(graph, ONE))
+    # The carry is beside the argument that it starts from.
+    assert answer.peak_bytes - answer.argument_bytes == (1 + pieces) * PIECE + 256 * (axis == 0)
 
 
 @pytest.mark.parametrize("kind", ["all-reduce", "reduce-scatter", ""])
