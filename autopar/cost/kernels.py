@@ -250,7 +250,8 @@ class Line:
     images, and of what products read, are `padded` to so many times their size, and so are results
     of products by their own names; copies of rows are `grouped` with as many groups. Of each
     instruction it is told if anyone wants it, and the `roots`: into which kernels it may be fused,
-    as bits of a number, kernel j's being bit j; it is 0 where the result is stored in any case.
+    as bits of a number, kernel j's being bit j, and copies' those behind; it is 0 where the result
+    is stored in any case.
     """
 
     into_products: bool = False
@@ -514,7 +515,8 @@ def _padded_operands(
     shares = rows * terms, terms * columns
     for k, (name, share) in enumerate(zip(run.operands, shares, strict=True)):
         if name is not None and share > 1:
-            order = ",".join(map(str, layouts.taken(op, k, name)))
+            is_turned = run.results[0] in line.turned_over
+            order = ",".join(map(str, layouts.taken(op, k, name, is_turned)))
             copy = f"{copied.get(name, name)} padded as {order}"
             line.padded[copy] = share
             yield name, copy
@@ -799,6 +801,7 @@ def _find_roots(line: Line, wanted: Set[str]) -> None:
     count = len(line.ops)
     line.alive, line.roots = [False] * count, [0] * count
     alive, roots, loaded, readers = line.alive, line.roots, line.loaded, line.readers
+    copies: dict[str, int] = {}  # bits of kernels that write a value in another order
     for i in range(count - 1, -1, -1):
         fusible = line.fused[i]
         found, used = 0, False
@@ -808,7 +811,9 @@ def _find_roots(line: Line, wanted: Set[str]) -> None:
             for j in readers.get(m, ()):
                 if alive[j]:
                     used = True
-                    found |= roots[j] or 1 << j
+                    copy = line.copied[j].get(m) if j in line.copied else None
+                    bit = j if copy is None else copies.setdefault(copy, count + len(copies))
+                    found |= roots[j] or 1 << bit
         alive[i] = used
         if fusible:
             roots[i] = found

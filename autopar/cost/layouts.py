@@ -144,16 +144,14 @@ class Orders:
                 found.append(Turned(k, name, order, side=k ^ swaps))
         return found
 
-    def taken(self, rule: Rule, operand: int, name: str) -> Sequence[int]:
-        """The dims of a product's operand as it takes them: as they lie, or as XLA writes products.
+    def taken(self, rule: Rule, operand: int, side: int, name: str) -> Sequence[int]:
+        """The dims of a product's operand as it takes them on a side.
 
-        `name` is the operand's.
+        What lies in no order lies as it is wished, in that of its dims if the product takes it so.
         """
-        order = self._of.get(name)
-        if order is not None:
-            return _wanted_by_product(rule, operand, operand, order) or order.dims
-        whole = Order(tuple(range(len(rule.operands[operand]))), (), 0, name)
-        return _as_written(_sides(whole, rule, operand), operand)
+        dims = tuple(range(len(rule.operands[operand])))
+        order = self._of.get(name) or Order(dims, (_LEAST_TILED,) * len(dims), 0, name)
+        return _wanted_by_product(rule, operand, side, order) or order.dims
 
     def element_wise(self, op: Op, operands: Sequence[str | None], made: str) -> list[Turned]:
         """The operands that lie otherwise than the first; notes how the result lies.
@@ -233,10 +231,11 @@ class Layouts:
                     found[turned.name] = self._copy(turned, wanted)
         return found
 
-    def taken(self, op: Op, operand: int, name: str) -> Sequence[int]:
-        """The dims of a product's operand in the order in which it takes them, batches left out."""
+    def taken(self, op: Op, operand: int, name: str, is_turned: bool) -> Sequence[int]:
+        """The dims of a product's operand in the order in which it takes them."""
         assert op.rule is not None
-        return self.orders.taken(op.rule, operand, name)
+        side = operand ^ (is_turned and not _batch_of(op.rule))
+        return self.orders.taken(op.rule, operand, side, name)
 
     def element_wise(
         self, op: Op, operands: Sequence[str | None], made: str
