@@ -13,12 +13,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from autopar.cluster.chip import Platform
-from autopar.cost.layouts import Layouts, visited, wasted_bytes
+from autopar.cost.layouts import Layouts, Orders, visited, wasted_bytes
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.listing import (
@@ -70,6 +70,15 @@ def is_reduction(op: Op) -> bool:
     if op.kind == "dot_general":
         return _is_by_vector(op) and not _sums_nothing(op)
     return primitive(op.kind).fusion is Fusion.REDUCTION and not _sums_nothing(op)
+
+
+def summed_dims(op: Op) -> tuple[int, ...] | None:
+    """The dims that a reduction sums up; None for other ops, or where that is not known."""
+    rule = op.rule
+    if rule is None or not rule.operands or primitive(op.kind).fusion is not Fusion.REDUCTION:
+        return None
+    kept = {f for dim in rule.results[0] for f in dim}
+    return tuple(d for d, dim in enumerate(rule.operands[0]) if kept.isdisjoint(dim))
 
 
 def is_product(op: Op) -> bool:
@@ -274,6 +283,7 @@ class Line:
     padded: dict[str, float] = field(default_factory=dict[str, float])
     grouped: dict[str, int] = field(default_factory=dict[str, int])
     visits: Mapping[str, int] = field(default_factory=dict[str, int])
+    orders: Orders = field(default_factory=lambda: Orders({}))
     alive: list[bool] = field(default_factory=list[bool])
     roots: list[int] = field(default_factory=list[int])
 
@@ -332,7 +342,7 @@ def read_line(block: Block, sizes: Sizes) -> Line:
             o for o, i in makers.items() if line.fused[i] and layouts.orders.is_turned(o)
         )
     _scatter_into_sums(line)
-    line.apart, line.before = layouts.apart, layouts.before
+    line.apart, line.before, line.orders = layouts.apart, layouts.before, layouts.orders
     if sizes.platform == "gpu":
         line.visits = visits
     _find_roots(line, set(returned))
@@ -593,6 +603,8 @@ _IN_GELU = frozenset(
 )
 _LARGER = 16
 _TURNING = frozenset({"reshape", "transpose"})
+_MASK = "mask"
+_PLACE_BYTES = 4  # of one of an iota's places, whatever it is cast to
 
 
 COPY, OUTSIDE, ADDING, FILL = -1, -2, -3, -4  # in place of an instruction's index
@@ -890,6 +902,9 @@ class _Writer:
         self._kernels: list[Kernel] = []
         self._written_at: dict[str, int] = {}  # of what element-wise work stores, its kernel
         self._grouped_at: dict[str, int] = {}  # of rows, the kernel that copies them by groups
+        # Of what no input leads to, a name that all that are computed alike have.
+        self._of_nothing: dict[str, str] = {}
+        self._equals: dict[Hashable, int] = {}
 
     def stored(self, block: Block) -> Stored:
         """The pieces that were written."""
@@ -919,7 +934,11 @@ class _Writer:
         if isinstance(step, Fence):
             self._fence(i, step)
             return
+        if self._counts_places(i, step) or self._spreads_mask(i, step):
+            return
         nbytes = self._result_bytes(i, step)
+        if self._turns_anew(i, sources, nbytes[0]):
+            return
         if self._line.copied and self._line.fused[i]:
             self._computed[self._line.makes[i][0]] = sources, nbytes[0]
         readers = min(_READERS, roots.bit_count())
@@ -944,6 +963,103 @@ class _Writer:
             turned = f"{makes[0]} in order"
             self._nbytes[turned], self._behind[makes[0]] = nbytes[0], frozenset((turned,))
             self._kernels.append(Kernel(COPY, (turned,), frozenset(makes), is_light=True))
+
+    def _counts_places(self, i: int, step: ListingStep) -> bool:
+        """Notes an iota along a dim that devices share, and tells if an instruction is one.
+
+        Where a device's part begins depends on the device: XLA for GPUs stores the places in that,
+        a vector, for all that reads them.
+        """
+        op = self._line.ops[i]
+        if self._sizes.platform != "gpu" or op is None or op.kind != "iota":
+            return False
+        assert isinstance(step, LocalOp)
+        dim = op.whole("dimension")
+        axes = step.result_shardings[0].dims[dim]
+        if self._sizes.mesh.size(axes) == 1:
+            return False
+        places = f"places along {', '.join(axes)} of {op.results[0].shape[dim]}"
+        if places not in self._nbytes:
+            self._nbytes[places] = self._sizes.made(step, op)[dim] * _PLACE_BYTES
+            self._kernels.append(Kernel(i, (places,), _NONE, is_light=True))
+        self._behind[self._line.makes[i][0]] = frozenset((places,))
+        return True
+
+    def _spreads_mask(self, i: int, step: ListingStep) -> bool:
+        """Notes a mask that is spread over more dims, and tells if an instruction does that.
+
+        What is computed of iotas and numbers alone XLA for TPUs stores before that, for all that
+        spread the same.
+        """
+        op = self._line.ops[i]
+        if not self._line.into_products or op is None or not isinstance(step, LocalOp):
+            return False
+        given = list[str]()
+        for name, operand in zip(step.operands, op.operands, strict=True):
+            known = str(operand) if name is None else self._of_nothing.get(name)
+            if known is None or not self._line.fused[i]:
+                return False
+            given.append(known)
+        is_mask = any(known.startswith(_MASK) for known in given)
+        if is_mask and op.kind == "broadcast_in_dim":
+            (mask,) = given
+            if mask not in self._nbytes:
+                items = math.prod(self._sizes.shard(step, op))
+                self._nbytes[mask] = items * item_bytes(op.results[0].dtype)
+                self._kernels.append(Kernel(i, (mask,), _NONE, is_light=True))
+            self._behind[step.results[0]] = frozenset((mask,))
+            return True
+        lies = op.results[0].shape, step.result_shardings[0]
+        kind = _MASK if is_mask or op.kind == "iota" else "number"
+        made = (op.kind, op.params, *lies, *given)
+        number = self._equals.setdefault(made, len(self._equals))
+        self._of_nothing[step.results[0]] = f"{kind} {number}"
+        return False
+
+    def _turns_anew(self, i: int, sources: _Behind, nbytes: int) -> bool:
+        """Writes a value in another order where XLA for TPUs computes it once more for that.
+
+        It does where a sum of two products leads to it, from these: there the order is changed,
+        which costs nothing, so that they are held beside their sum.
+
+            s = x @ y + z @ w    p = f(s)    p.T
+        """
+        op = self._line.ops[i]
+        if not self._line.into_products or op is None or op.kind != "transpose":
+            return False
+        before = self._line.maker.get(self._line.reads[i][0])
+        if before is None or not self._line.fused[before]:
+            return False
+        reads = self._with_sums_apart(_pieces(sources), nbytes)
+        if reads is None:
+            return False
+        (name,) = self._line.makes[i]
+        self._nbytes[name], self._behind[name] = nbytes, frozenset((name,))
+        self._kernels.append(Kernel(i, (name,), reads, is_light=True))
+        return True
+
+    def _with_sums_apart(self, pieces: Pieces, nbytes: int) -> Pieces | None:
+        """The products, and what is smaller than so many bytes, that pieces are computed of.
+
+        None if anything else leads to them that is as large, or no sum of two products does.
+        """
+        makers = {name: kernel for kernel in self._kernels for name in kernel.makes}
+        found, waiting, seen, adds = set[str](), [*pieces], set[str](), False
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            kernel = makers.get(name)
+            op = self._line.ops[kernel.at] if kernel is not None and kernel.at >= 0 else None
+            if self._nbytes[name] < nbytes // 2 or (op is not None and is_product(op)):
+                found.add(name)
+            elif kernel is None or op is None or not is_fused_into_readers(op):
+                return None
+            else:
+                adds = adds or (op.kind in ADDITIONS and len(kernel.reads) == 2)
+                waiting += kernel.reads
+        return frozenset(found) if adds else None
 
     def _turned_before(self, move: Move, sources: Pieces) -> Pieces:
         """The pieces that a move sends: a filter's gradient is turned over before it is scattered

@@ -28,6 +28,7 @@ from autopar.ir.values import item_bytes
 
 # The length of dims from which tiles turn them over; the bytes that are loaded for one item alone.
 _LEAST_TILED, _TRANSACTION_BYTES = 8, 64
+_AS = " as "  # between a value and the order of its copy
 
 
 def wasted_bytes(nbytes: int, dtype: str) -> int:
@@ -193,6 +194,12 @@ class Orders:
         order = self._of.get(name) or self._gathered.get(name)
         return order is not None and [*order.dims] != sorted(order.dims)
 
+    def innermost(self, name: str, local: Sequence[int]) -> int | None:
+        """The dim of a value of these sizes on a device that lies innermost; None of one item."""
+        order = self._of.get(name)
+        dims = order.dims if order is not None else range(len(local))
+        return next((d for d in reversed(dims) if local[d] > 1), None)
+
     def renamed(self, source: str, name: str) -> None:
         """Another name for a value, or its sum over devices, which lies as it does."""
         for orders in (self._of, self._gathered):
@@ -269,10 +276,18 @@ class Layouts:
 
     def _copy(self, turned: Turned, wanted: Sequence[int]) -> str:
         """A name for a value that is written out in another order."""
-        copy = f"{turned.copied} as {','.join(map(str, wanted))}"
+        copy = f"{turned.copied}{_AS}{','.join(map(str, wanted))}"
         if self._on_gpu and not turned.order.is_tiled(wanted):
             self.apart[copy] = turned.order.made
         return copy
+
+
+def turned_from(copy: str) -> tuple[str, tuple[int, ...]] | None:
+    """The value that a copy is of, and the order in which it is written out; None for others."""
+    name, _, order = copy.partition(_AS)
+    if not order.replace(",", "").isdigit():
+        return None
+    return name, tuple(map(int, order.split(",")))
 
 
 def visited(
@@ -301,17 +316,18 @@ def visited(
 def _wanted_by_product(rule: Rule, operand: int, side: int, order: Order) -> tuple[int, ...] | None:
     """The order in which a product takes an operand, None where it takes it as it lies.
 
-    On the first side of a product the sums come last, on the second first, as XLA writes products.
-    With one dim of batch it takes them either way.
+    With one dim of batch XLA makes one dim of those that are kept, and one of those that are summed
+    up, if they stand side by side in the value's own order, and takes the two either way: several
+    products read one copy. Else the sums come last on the first side of a product, and first on the
+    second, as it writes products.
     """
     sides = _sides(order, rule, operand)
     if _suits(sides, side):
         return None
-    wanted, other = _as_written(sides, side), _as_written(sides, 1 - side)
-    batches = sum(side == 0 for side, _ in sides)
-    if batches < 2 and not order.is_tiled(wanted):
-        return other if order.is_tiled(other) or [*other] == sorted(other) else wanted
-    return wanted
+    in_order = sorted(sides, key=lambda at: at[1])
+    if sum(kind == 0 for kind, _ in sides) < 2 and _suits(in_order, side):
+        return tuple(d for _, d in in_order)
+    return _as_written(sides, side)
 
 
 def _as_written(sides: Iterable[tuple[int, int]], side: int) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ from autopar.cost.order import (
     post_order,
     with_siblings,
 )
+from autopar.cost.siblings import gone_across, with_equals_across
 from autopar.cost.sums import added_sums
 from autopar.cost.timeline import Timed, beside_moves, entering, piece_times, row_work
 from autopar.cost.trips import (
@@ -529,6 +530,9 @@ class _Walk:
             stored = self._along_rows(block, stored)
             found = self._shapes(block, stored)
             stored = with_siblings(stored, [found.get(k.makes[0]) for k in stored.kernels])
+        if self._sizes.platform != "cpu":
+            across = [gone_across(block, self._sizes, k) for k in stored.kernels]
+            stored = with_equals_across(stored, across)
         return combined(stored)
 
     def _filled_at_once(self, block: Block, stored: Stored) -> Stored:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.cost.kernels import Kernel, Stored
@@ -156,20 +156,28 @@ def at_hand(
 
 def with_siblings(stored: Stored, shapes: Sequence[tuple[int, ...] | None]) -> Stored:
     """The same kernels, those that run as one joined, in an order that can run; see `at_hand`."""
-    kernels = list(stored.kernels)
+    kernels = stored.kernels
     alone = _looked_up_alone(kernels)
     shapes = [None if k in alone or kernels[k].alone else shape for k, shape in enumerate(shapes)]
-    joined: dict[int, list[Kernel]] = {}
+    joined: dict[int, list[int]] = {}
     for k, (first, _) in at_hand(kernels, shapes, stored.nbytes).items():
-        joined.setdefault(first, [kernels[first]]).append(kernels[k])
-        kernels[k] = replace(kernels[k], makes=())
-    for first, members in joined.items():
+        joined.setdefault(first, [first]).append(k)
+    return as_one(stored, joined.values())
+
+
+def as_one(stored: Stored, groups: Iterable[Sequence[int]]) -> Stored:
+    """The same kernels, those of each group joined to its first, in an order that can run."""
+    kernels = list(stored.kernels)
+    for first, *others in groups:
+        members = [kernels[first], *(kernels[k] for k in others)]
         made = tuple(name for k in members for name in k.makes)
         reads = frozenset[str]().union(*(k.reads for k in members)).difference(made)
         kernels[first] = replace(members[0], makes=made, reads=reads)
-    if not joined:
-        return stored
+        for k in others:
+            kernels[k] = replace(kernels[k], makes=())
     left = [kernel for kernel in kernels if kernel.makes]
+    if len(left) == len(kernels):
+        return stored
     order = _visited(needed(left), range(len(left)))
     return replace(stored, kernels=tuple(left[k] for k in order))
 

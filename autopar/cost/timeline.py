@@ -710,6 +710,10 @@ def beside_moves(
     takes, products, beside = list[float](), set[int](), list[bool]()
     for k, kernel in enumerate(kernels):
         n = at.get(_identity(kernel))
+        if n is None and kernel.at == COPY:  # of several that run as one
+            takes.append(sum(timed.known.takes[at[m,]] for m in kernel.makes if (m,) in at))
+            beside.append(False)
+            continue
         own = [times[m] for m in kernel.makes if m in times] if n is None else []
         takes.append(sum(t.seconds for t in own) if n is None else timed.known.takes[n])
         beside.append(any(t.is_beside for t in own) if n is None else timed.streams.beside[n])
@@ -757,7 +761,8 @@ def _latency_hiding_order(
        the longest way of collectives, itself among them.
     2. Work that is ready goes before what is not. What a product has just let go of is ready in a
        moment, as a view lies between them: what has waited for longer goes first, such as weight
-       gradients.
+       gradients. What has several results comes in a tuple, out of which another view takes that
+       one: it waits until some other work is placed, and goes before what that lets go of.
     3. A start whose time has come goes first where another collective waits for it, and last where
        no collective is ahead of it.
     4. What has the longest collectives ahead of it goes first.
@@ -784,6 +789,8 @@ def _latency_hiding_order(
     ends: list[tuple[float, int]] = []
     under_way: tuple[float, int] | None = None  # when its start is ready, and the collective
     coming: list[float] = []  # where times are guessed, a heap of those at which kernels are ready
+    in_tuples: list[int] = []  # work of several results that a product has just let go of
+    from_tuples = set[int]()  # that which another view has let go of since
     order: list[tuple[int, bool]] = []
     now = 0.0
 
@@ -794,7 +801,10 @@ def _latency_hiding_order(
             ready_at[n] = max(ready_at[n], let_go + moment)
             readers[n] -= 1
             if not readers[n]:
-                release(n)
+                if k in products and len(kernels[n].makes) > 1 and not on_wires[n]:
+                    in_tuples.append(n)
+                else:
+                    release(n)
 
     def release(k: int) -> None:
         if on_wires[k]:
@@ -806,7 +816,11 @@ def _latency_hiding_order(
 
     for k in [k for k, count in enumerate(readers) if not count]:
         release(k)
-    while work or soon or ends or under_way is not None:
+    while work or soon or ends or under_way is not None or in_tuples:
+        if not (work or soon or ends or under_way is not None):
+            for n in in_tuples:
+                release(n)
+            in_tuples = []
         if ends and under_way is None:
             k = -heapq.heappop(ends)[1]
             under_way = now + takes[k], k
@@ -814,7 +828,8 @@ def _latency_hiding_order(
                 heapq.heappush(coming, under_way[0])
             order.append((k, True))
         while soon and soon[0][0] <= now:
-            work.add(-heapq.heappop(soon)[2])
+            k = -heapq.heappop(soon)[2]
+            work.add(k, k in from_tuples)
         if under_way is not None:
             at, k = under_way
             if work:
@@ -841,9 +856,14 @@ def _latency_hiding_order(
             began, _, k = heapq.heappop(soon)
             k = -k
         now = began + takes[k]
+        waiting, in_tuples = in_tuples, []
         place(k, began)
-    if waiting := len(kernels) - sum(not is_end for _, is_end in order):
-        raise GraphError(f"{waiting} of {len(kernels)} kernels wait for each other")
+        for n in waiting:
+            ready_at[n] = max(ready_at[n], now + moment)
+            from_tuples.add(n)
+            release(n)
+    if left_out := len(kernels) - sum(not is_end for _, is_end in order):
+        raise GraphError(f"{left_out} of {len(kernels)} kernels wait for each other")
     return order[::-1]
 
 
@@ -868,15 +888,15 @@ class _Work:
             heapq.heappop(self._depths)
         return -self._depths[0]
 
-    def add(self, k: int) -> None:
-        """A kernel becomes ready."""
+    def add(self, k: int, is_first: bool) -> None:
+        """A kernel becomes ready; where no time counts it may go before all that are as deep."""
         depth = self._ahead[k]
         found = self._by_time.setdefault(depth, [])
         if not found:
             heapq.heappush(self._depths, -depth)
             self._by_place[depth] = []
         insort(found, (self._takes[k], k))
-        heapq.heappush(self._by_place[depth], -k)
+        heapq.heappush(self._by_place[depth], -k - len(self._takes) * is_first)
         self._count += 1
 
     def take(self, seconds: float | None) -> int:
@@ -885,9 +905,9 @@ class _Work:
         found = self._by_time[depth]
         if seconds is None:
             places = self._by_place[depth]
-            while -places[0] in self._taken:
+            while -places[0] % len(self._takes) in self._taken:
                 heapq.heappop(places)
-            k = -places[0]
+            k = -places[0] % len(self._takes)
         else:
             at = bisect_right(found, (seconds, len(self._takes)))
             able = found[at - 1 : at]

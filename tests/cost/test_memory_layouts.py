@@ -197,6 +197,24 @@ def test_one_kernel_writes_a_value_as_it_lies_and_turned_over() -> None:
     assert made(kernels_of(graph)) == [("%s",), ("%p", "%p as 0,1,3,4,2"), ("%y",), ("%z",)]
 
 
+def test_products_with_one_dim_of_batch_read_one_copy() -> None:
+    """Queries and group lie side by side in the order of the dims, keys and queries as they lie."""
+    graph = graph_of(
+        "%s: f32[4,64,32,16] = dot_general(%k, %q) forward "
+        "{dimension_numbers=(((2,), (3,)), ((0,), (0,)))}",
+        "%e: f32[4,16,32,64] = transpose(%s) forward {permutation=(0, 3, 2, 1)}",
+        "%w: f32[4,16,32,64] = exp(%e) forward",
+        "%y: f32[4,8,16,32] = dot_general(%k, %w) forward "
+        "{dimension_numbers=(((1,), (3,)), ((0,), (0,)))}",
+        "%z: f32[4,8,64] = dot_general(%g, %w) forward "
+        "{dimension_numbers=(((1, 2), (1, 2)), ((0,), (0,)))}",
+        inputs='%k: f32[4,64,8] batch "k",\n%q: f32[4,32,16,8] batch "q",\n'
+        '%g: f32[4,16,32,8] batch "g"',
+        returns='%y "y", %z "z"',
+    )
+    assert made(kernels_of(graph)) == [("%s",), ("%w as 0,1,2,3",), ("%y",), ("%z",)]
+
+
 BATCHED = "{dimension_numbers=(((3,), (2,)), ((0,), (0,)))}"
 
 

@@ -1,6 +1,7 @@
 """Collectives beside work: two streams, checked by hand, by bounds and on a real compiler's law."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -246,13 +247,21 @@ def left_by_the_scheduler(
     viewed = frozenset(n for n, k in enumerate(chain) if k.makes[0] in products)
     block = Block((), (), ())
     timed = Timed(block, tuple(chain), streams, {}, Known(assumed, viewed))
-    stored = Stored(tuple(chain), {k.makes[0]: 1 for k in chain}, frozenset())
+    stored = Stored(tuple(chain), {name: 1 for k in chain for name in k.makes}, frozenset())
     return "".join(k.makes[0] for k in beside_moves(stored, timed).kernels)
 
 
 def lettered(*kernels: str) -> list[Kernel]:
     """Kernels by what each makes and, behind it, what it reads."""
     return [Kernel(k, (text[0],), frozenset(text[1:])) for k, text in enumerate(kernels)]
+
+
+def test_what_comes_in_a_tuple_waits_for_another_view() -> None:
+    """p and q are products; of c, which p reads, and d, which q reads, c was let go of earlier."""
+    chain = lettered("a", "ca", "da", "qd", "pc")
+    assert left_by_the_scheduler(chain, moves="", products="pq") == "adcqp"
+    chain[1] = replace(chain[1], makes=("c", "x"))
+    assert left_by_the_scheduler(chain, moves="", products="pq") == "acdqp"
 
 
 def test_a_weight_gradient_that_waits_goes_behind_what_a_product_has_let_go_of() -> None:

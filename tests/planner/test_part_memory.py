@@ -222,6 +222,26 @@ def test_parts_hold_what_a_gpu_compiler_lays_out(cluster: str) -> None:
     check(ratios(cluster), 0.9, 1.15)
 
 
+@needs_gpu_compiler
+def test_a_gpu_compiler_holds_no_more_for_layers_side_by_side_than_is_told() -> None:
+    """Scores that a backward part computes again, of all its layers before it needs the first's."""
+    create, step, batch = models.llama(
+        4, 1024, 16, 2, 2048, 4096, sequence=8192, batch=8, optimizer="sgd"
+    )
+    parallel = autopar.parallelize(
+        step, cluster="8xh100", stages=2, microbatches=8, schedule="1f1b", memory_gb=4.2,
+        cache=False,
+    )  # fmt: skip
+    planned = parallel.planned(jax.eval_shape(create, jax.random.key(0)), batch)
+    assert {s.remat.value for s in planned.plan.stages} == {"selective"}
+    whole = autopar.Cluster.parse("8xh100")
+    backward = [p for p in programs_of(planned, whole, Target.of(whole)) if p.name[0] == "B"]
+    assert len(backward) == 2
+    for program in backward:
+        export: Any = program.export
+        assert compile_ahead(export()).peak_bytes < 1.01 * program.peak_bytes
+
+
 @pytest.mark.ci
 def test_parts_hold_what_the_cpu_compiler_lays_out() -> None:
     check(ratios("4xcpu"), 0.8, 1.3)

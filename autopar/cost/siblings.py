@@ -1,0 +1,101 @@
+"""Kernels that XLA runs as one, as they go alike across what they read: sums, and turns.
+
+Its multi-output fusion joins them if they share an operand, be it only a mask or its places, and
+neither waits for the other. Of layers side by side it has the scores of several before it sums up
+the first, and on GPUs those of all before it turns the first one's weights over:
+
+    m = max(s, places)   w = turned(s, m, places)   m' = max(s', places)   w' = turned(s', m', ..)
+    as they run          s   s'   m, m'   w, w'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.cost.kernels import COPY, Kernel, Sizes, Stored, summed_dims
+from autopar.cost.layouts import turned_from
+from autopar.cost.order import as_one
+from autopar.ir.listing import Block, LocalOp
+from autopar.ir.values import item_bytes
+
+# What one kernel may hold near a core; tiles of what is turned over lie there, and of sums in f32
+# four. Sums over rows take next to nothing, but one kernel has so many at most.
+_NEAR_BYTES, _TILE_ITEMS, _TILES_OF_SUM, _SUM_BYTES, _MOST_ROWS = 48 * 1024, 32 * 33, 4, 4, 8
+_MOST_ON_TPU = 4  # as DeepSeek's layers show on v5p
+
+
+@dataclass(frozen=True)
+class Across:
+    """The shape that a kernel goes over, and across which dims: those that it sums up, or all in
+    the order that it leaves them in. At `most` so many run as one.
+    """
+
+    sizes: tuple[int, ...]
+    dims: tuple[int, ...]
+    sums: bool
+    most: int
+
+
+def gone_across(block: Block, sizes: Sizes, kernel: Kernel) -> Across | None:
+    """Shape and dims of what a kernel sums up or turns over; None for others, and by Triton."""
+    step = kernel.instruction(block)
+    if isinstance(step, LocalOp) and kernel.is_light and not kernel.alone:
+        op = sizes.op(step.equation)
+        dims, shape = summed_dims(op), sizes.shard(step, op)
+        if not dims or not shape:
+            return None
+        if sizes.platform == "tpu":
+            return Across(shape, dims, True, _MOST_ON_TPU)
+        operand = step.operands[0]
+        innermost = sizes.line(block).orders.innermost(operand, shape) if operand else None
+        columns = _NEAR_BYTES // (_TILES_OF_SUM * _TILE_ITEMS * _SUM_BYTES)
+        return Across(shape, dims, True, _MOST_ROWS if innermost in dims else columns)
+    turned = turned_from(kernel.makes[0]) if kernel.at == COPY else None
+    line = sizes.line(block)
+    made = block.instructions[line.maker[turned[0]]] if turned is not None else None
+    if turned is None or not isinstance(made, LocalOp):
+        return None
+    op = sizes.op(made.equation)
+    most = _NEAR_BYTES // (_TILE_ITEMS * item_bytes(op.results[0].dtype))
+    return Across(sizes.made(made, op), turned[1], False, most)
+
+
+def with_equals_across(stored: Stored, across: Sequence[Across | None]) -> Stored:
+    """The same kernels, those joined that go alike `across`, in an order that can run."""
+    kernels = stored.kernels
+    found = {k: own for k, own in enumerate(across) if own is not None}
+    # 1. Those that each waits for, as bits.
+    bits = {k: 1 << n for n, k in enumerate(found)}
+    waits, behind = dict[int, int](), dict[str, int]()
+    for k, kernel in enumerate(kernels):
+        before = 0
+        for name in kernel.reads:
+            before |= behind.get(name, 0)
+        if k in found:
+            waits[k] = before
+            before |= bits[k]
+        if before:
+            behind.update(dict.fromkeys(kernel.makes, before))
+    # 2. Each joins the first that it may, and what waits for one of them now waits for all.
+    groups = {k: [k] for k in found}
+    reading: dict[tuple[Across, str], list[int]] = {}
+    for k, own in found.items():
+        near = {g for name in kernels[k].reads for g in reading.get((own, name), ())}
+        first = k
+        for g in sorted(near):
+            if len(groups[g]) < own.most and not (waits[k] & bits[g] or waits[g] & bits[k]):
+                first = g
+                break
+        if first != k:
+            groups[first] += groups.pop(k)
+            bits[first] |= bits[k]
+            waits[first] |= waits[k]
+            for other, its in waits.items():
+                if its & bits[first]:
+                    waits[other] = its | bits[first] | waits[first]
+        for name in kernels[k].reads:
+            group = reading.setdefault((own, name), [])
+            if first not in group:
+                group.append(first)
+    return as_one(stored, groups.values())
