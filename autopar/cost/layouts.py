@@ -325,9 +325,13 @@ def _wanted_by_product(rule: Rule, operand: int, side: int, order: Order) -> tup
     if _suits(sides, side):
         return None
     in_order = sorted(sides, key=lambda at: at[1])
-    if sum(kind == 0 for kind, _ in sides) < 2 and _suits(in_order, side):
+    batches = sum(kind == 0 for kind, _ in sides)
+    if batches == 1 and _suits(in_order, side):
         return tuple(d for _, d in in_order)
-    return _as_written(sides, side)
+    wanted, other = _as_written(sides, side), _as_written(sides, 1 - side)
+    if batches < 2 and not order.is_tiled(wanted):
+        return other if order.is_tiled(other) or [*other] == sorted(other) else wanted
+    return wanted
 
 
 def _as_written(sides: Iterable[tuple[int, int]], side: int) -> tuple[int, ...]:
