@@ -52,9 +52,9 @@ def gone_across(block: Block, sizes: Sizes, kernel: Kernel) -> Across | None:
         columns = _NEAR_BYTES // (_TILES_OF_SUM * _TILE_ITEMS * _SUM_BYTES)
         return Across(shape, dims, True, _MOST_ROWS if innermost in dims else columns)
     turned = turned_from(kernel.makes[0]) if kernel.at == COPY else None
-    line = sizes.line(block)
-    made = block.instructions[line.maker[turned[0]]] if turned is not None else None
-    if turned is None or not isinstance(made, LocalOp):
+    at = sizes.line(block).maker.get(turned[0]) if turned is not None else None
+    made = block.instructions[at] if at is not None else None
+    if turned is None or not isinstance(made, LocalOp):  # such as a copy of what is padded
         return None
     op = sizes.op(made.equation)
     most = _NEAR_BYTES // (_TILE_ITEMS * item_bytes(op.results[0].dtype))
