@@ -22,6 +22,7 @@ from autopar.ir.values import item_bytes
 # What one kernel may hold near a core; tiles of what is turned over lie there, and of sums in f32
 # four. Sums over rows take next to nothing, but one kernel has so many at most.
 _NEAR_BYTES, _TILE_ITEMS, _TILES_OF_SUM, _SUM_BYTES, _MOST_ROWS = 48 * 1024, 32 * 33, 4, 4, 8
+_NUMBER_BYTES = 8  # of one number, which is not shared: each kernel has it at hand
 _MOST_ON_TPU = 4  # as DeepSeek's layers show on v5p
 
 
@@ -65,6 +66,7 @@ def with_equals_across(stored: Stored, across: Sequence[Across | None]) -> Store
     """The same kernels, those joined that go alike `across`, in an order that can run."""
     kernels = stored.kernels
     found = {k: own for k, own in enumerate(across) if own is not None}
+    shared = [{n for n in k.reads if stored.nbytes.get(n, 0) > _NUMBER_BYTES} for k in kernels]
     # 1. Those that each waits for, as bits.
     bits = {k: 1 << n for n, k in enumerate(found)}
     waits, behind = dict[int, int](), dict[str, int]()
@@ -81,7 +83,7 @@ def with_equals_across(stored: Stored, across: Sequence[Across | None]) -> Store
     groups = {k: [k] for k in found}
     reading: dict[tuple[Across, str], list[int]] = {}
     for k, own in found.items():
-        near = {g for name in kernels[k].reads for g in reading.get((own, name), ())}
+        near = {g for name in shared[k] for g in reading.get((own, name), ())}
         first = k
         for g in sorted(near):
             if len(groups[g]) < own.most and not (waits[k] & bits[g] or waits[g] & bits[k]):
@@ -94,7 +96,7 @@ def with_equals_across(stored: Stored, across: Sequence[Across | None]) -> Store
             for other, its in waits.items():
                 if its & bits[first]:
                     waits[other] = its | bits[first] | waits[first]
-        for name in kernels[k].reads:
+        for name in shared[k]:
             group = reading.setdefault((own, name), [])
             if first not in group:
                 group.append(first)

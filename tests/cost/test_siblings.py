@@ -19,7 +19,7 @@ TURNS = Across((64, 64), (1, 0), sums=False, most=8)
 # Two layers: of scores, s and z, the highest, m and n, and what is turned over, W and V. All read
 # the places of a mask, p; G is a gradient of the first layer, of which the second needs nothing.
 LAYERS = stored(
-    ("p", "", 1), ("s", "", 64), ("m", "sp", 1), ("W", "smp", 64), ("G", "W", 1),
+    ("p", "", 16), ("s", "", 64), ("m", "sp", 1), ("W", "smp", 64), ("G", "W", 1),
     ("z", "", 64), ("n", "zp", 1), ("V", "znp", 64), ("H", "VG", 1), kept="H",
 )  # fmt: skip
 
@@ -58,7 +58,7 @@ def test_what_shares_nothing_or_goes_otherwise_runs_by_itself() -> None:
 def test_what_waits_for_another_runs_after_it() -> None:
     """Be it that a third, which was joined to one of them, waits."""
     chain = stored(
-        ("p", "", 1), ("a", "p", 1), ("b", "ap", 1), ("c", "p", 1), ("d", "cp", 1), kept="bd"
+        ("p", "", 16), ("a", "p", 1), ("b", "ap", 1), ("c", "p", 1), ("d", "cp", 1), kept="bd"
     )
     sums = dict.fromkeys("abcd", SUMS)
     assert joined(chain, **sums) == ["p", "ac", "bd"]
@@ -68,7 +68,7 @@ def test_what_waits_for_another_runs_after_it() -> None:
 
 
 def test_no_more_run_as_one_than_a_core_holds() -> None:
-    step = stored(("p", "", 1), *((name, "p", 1) for name in "abcde"), kept="abcde")
+    step = stored(("p", "", 16), *((name, "p", 1) for name in "abcde"), kept="abcde")
     assert joined(step, **dict.fromkeys("abcde", SUMS)) == ["p", "ab", "cd", "e"]
 
 
