@@ -905,6 +905,8 @@ class _Writer:
         # Of what no input leads to, a name that all that are computed alike have.
         self._of_nothing: dict[str, str] = {}
         self._equals: dict[Hashable, int] = {}
+        self._makers: dict[str, Kernel] = {}  # of the first so many kernels, by what they make
+        self._found_makers = 0
 
     def stored(self, block: Block) -> Stored:
         """The pieces that were written."""
@@ -1043,7 +1045,10 @@ class _Writer:
 
         None if anything else leads to them that is as large, or no sum of two products does.
         """
-        makers = {name: kernel for kernel in self._kernels for name in kernel.makes}
+        for kernel in self._kernels[self._found_makers :]:
+            self._makers.update(dict.fromkeys(kernel.makes, kernel))
+        self._found_makers = len(self._kernels)
+        makers = self._makers
         found, waiting, seen, adds = set[str](), [*pieces], set[str](), False
         while waiting:
             name = waiting.pop()

@@ -14,7 +14,7 @@ COMBINED_BYTES = 30 * 2**20
 # How many collectives before its reader a gather starts; wide models on H100s, whose wires are busy
 # throughout, show three.
 _AHEAD = 3
-_NUMBER_BYTES = 8
+NUMBER_BYTES = 8  # of one number, which is not shared: each kernel has it at hand
 _MUCH = 16  # times more that a light kernel reads than it makes
 
 
@@ -134,7 +134,7 @@ def at_hand(
     for k, (kernel, shape) in enumerate(zip(kernels, shapes, strict=True)):
         waits = max((latest.get(name, 0) for name in kernel.reads), default=0)
         if shape:
-            shared = (name for name in kernel.reads if nbytes[name] > _NUMBER_BYTES)
+            shared = (name for name in kernel.reads if nbytes[name] > NUMBER_BYTES)
             near = {f.number: f for name in shared for f in having.get((shape, name), ())}
             able = (near[n] for n in sorted(near) if _may_join(kernel, near[n], latest))
             own = next(able, None)

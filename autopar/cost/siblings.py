@@ -10,19 +10,19 @@ the first, and on GPUs those of all before it turns the first one's weights over
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cost.kernels import COPY, Kernel, Sizes, Stored, summed_dims
 from autopar.cost.layouts import turned_from
-from autopar.cost.order import as_one
+from autopar.cost.order import NUMBER_BYTES, as_one
 from autopar.ir.listing import Block, LocalOp
 from autopar.ir.values import item_bytes
 
 # What one kernel may hold near a core; tiles of what is turned over lie there, and of sums in f32
 # four. Sums over rows take next to nothing, but one kernel has so many at most.
 _NEAR_BYTES, _TILE_ITEMS, _TILES_OF_SUM, _SUM_BYTES, _MOST_ROWS = 48 * 1024, 32 * 33, 4, 4, 8
-_NUMBER_BYTES = 8  # of one number, which is not shared: each kernel has it at hand
 _MOST_ON_TPU = 4  # as DeepSeek's layers show on v5p
 
 
@@ -65,39 +65,43 @@ def gone_across(block: Block, sizes: Sizes, kernel: Kernel) -> Across | None:
 def with_equals_across(stored: Stored, across: Sequence[Across | None]) -> Stored:
     """The same kernels, those joined that go alike `across`, in an order that can run."""
     kernels = stored.kernels
-    found = {k: own for k, own in enumerate(across) if own is not None}
-    shared = [{n for n in k.reads if stored.nbytes.get(n, 0) > _NUMBER_BYTES} for k in kernels]
-    # 1. Those that each waits for, as bits.
-    bits = {k: 1 << n for n, k in enumerate(found)}
+    # 1. Those that share an operand with their like; those of them that each waits for, as bits.
+    alike = Counter[tuple[Across, str]]()
+    operands: dict[int, list[tuple[Across, str]]] = {}
+    for k, (kernel, own) in enumerate(zip(kernels, across, strict=True)):
+        if own is not None:
+            large = (n for n in kernel.reads if stored.nbytes.get(n, 0) > NUMBER_BYTES)
+            operands[k] = [(own, name) for name in large]
+            alike.update(operands[k])
+    near = {k: [o for o in own if alike[o] > 1] for k, own in operands.items()}
+    bits = {k: 1 << n for n, k in enumerate(k for k, own in near.items() if own)}
     waits, behind = dict[int, int](), dict[str, int]()
     for k, kernel in enumerate(kernels):
         before = 0
         for name in kernel.reads:
             before |= behind.get(name, 0)
-        if k in found:
+        if k in bits:
             waits[k] = before
             before |= bits[k]
         if before:
             behind.update(dict.fromkeys(kernel.makes, before))
     # 2. Each joins the first that it may, and what waits for one of them now waits for all.
-    groups = {k: [k] for k in found}
-    reading: dict[tuple[Across, str], list[int]] = {}
-    for k, own in found.items():
-        near = {g for name in shared[k] for g in reading.get((own, name), ())}
+    groups = {k: [k] for k in bits}
+    reading: dict[tuple[Across, str], dict[int, None]] = {}
+    for k in bits:
+        own = near[k][0][0]
         first = k
-        for g in sorted(near):
+        for g in sorted({g for operand in near[k] for g in reading.get(operand, ())}):
             if len(groups[g]) < own.most and not (waits[k] & bits[g] or waits[g] & bits[k]):
                 first = g
                 break
         if first != k:
             groups[first] += groups.pop(k)
-            bits[first] |= bits[k]
-            waits[first] |= waits[k]
+            bits_of_both = bits[first] | bits[k]
+            bits[first], waits[first] = bits_of_both, waits[first] | waits[k]
             for other, its in waits.items():
-                if its & bits[first]:
-                    waits[other] = its | bits[first] | waits[first]
-        for name in shared[k]:
-            group = reading.setdefault((own, name), [])
-            if first not in group:
-                group.append(first)
+                if its & bits_of_both:
+                    waits[other] = its | bits_of_both | waits[first]
+        for operand in near[k]:
+            reading.setdefault(operand, {})[first] = None
     return as_one(stored, groups.values())
