@@ -1045,8 +1045,8 @@ class _Writer:
 
         None if anything else leads to them that is as large, or no sum of two products does.
         """
-        for kernel in self._kernels[self._found_makers :]:
-            self._makers.update(dict.fromkeys(kernel.makes, kernel))
+        for written in self._kernels[self._found_makers :]:
+            self._makers.update(dict.fromkeys(written.makes, written))
         self._found_makers = len(self._kernels)
         makers = self._makers
         found, waiting, seen, adds = set[str](), [*pieces], set[str](), False
