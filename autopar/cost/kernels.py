@@ -605,6 +605,7 @@ _LARGER = 16
 _TURNING = frozenset({"reshape", "transpose"})
 _MASK = "mask"
 _PLACE_BYTES = 4  # of one of an iota's places, whatever it is cast to
+_LARGE_TURNED_BYTES = 2**30  # of DeepSeek's scores on v5p those of 4 GiB are not computed once more
 
 
 COPY, OUTSIDE, ADDING, FILL = -1, -2, -3, -4  # in place of an instruction's index
@@ -1022,7 +1023,7 @@ class _Writer:
         """Writes a value in another order where XLA for TPUs computes it once more for that.
 
         It does where a sum of two products leads to it, from these: there the order is changed,
-        which costs nothing, so that they are held beside their sum.
+        which costs nothing, so that they are held beside their sum. It keeps what is large.
 
             s = x @ y + z @ w    p = f(s)    p.T
         """
@@ -1030,7 +1031,7 @@ class _Writer:
         if not self._line.into_products or op is None or op.kind != "transpose":
             return False
         before = self._line.maker.get(self._line.reads[i][0])
-        if before is None or not self._line.fused[before]:
+        if before is None or not self._line.fused[before] or nbytes > _LARGE_TURNED_BYTES:
             return False
         reads = self._with_sums_apart(_pieces(sources), nbytes)
         if reads is None:

@@ -10,6 +10,7 @@ the first, and on GPUs those of all before it turns the first one's weights over
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from autopar.ir.values import item_bytes
 # What one kernel may hold near a core; tiles of what is turned over lie there, and of sums in f32
 # four. Sums over rows take next to nothing, but one kernel has so many at most.
 _NEAR_BYTES, _TILE_ITEMS, _TILES_OF_SUM, _SUM_BYTES, _MOST_ROWS = 48 * 1024, 32 * 33, 4, 4, 8
-_MOST_ON_TPU = 4  # as DeepSeek's layers show on v5p
+# As DeepSeek's layers show on v5p: four sums of scores of 512 MiB in f32, and none of 8 GiB.
+_MOST_ON_TPU, _LARGE_ON_TPU_BYTES = 4, 2**30
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ def gone_across(block: Block, sizes: Sizes, kernel: Kernel) -> Across | None:
         if not dims or not shape:
             return None
         if sizes.platform == "tpu":
-            return Across(shape, dims, True, _MOST_ON_TPU)
+            is_large = math.prod(shape) * _SUM_BYTES > _LARGE_ON_TPU_BYTES
+            return None if is_large else Across(shape, dims, True, _MOST_ON_TPU)
         operand = step.operands[0]
         innermost = sizes.line(block).orders.innermost(operand, shape) if operand else None
         columns = _NEAR_BYTES // (_TILES_OF_SUM * _TILE_ITEMS * _SUM_BYTES)
