@@ -202,7 +202,7 @@ def split_bytes(op: Op, item_count: int, operand: Sharding, sizes: tuple[int, ..
     tiles = math.ceil(item_count / _TILE_ITEMS)
     if op.kind != "dot_general" or tiles >= _TILES_WANTED or len(operand.dims) != len(sizes):
         return 0
-    summed = _summed_dims(op)
+    summed = _terms_of_product(op)
     if summed is None:
         return 0
     length = math.prod(sizes[d] for d in summed)
@@ -214,10 +214,10 @@ def split_bytes(op: Op, item_count: int, operand: Sharding, sizes: tuple[int, ..
 
 def sums_up_batches(op: Op) -> bool:
     """True if the op is a matrix product with a dim of batch."""
-    return op.kind == "dot_general" and op.rule is not None and _summed_dims(op) is None
+    return op.kind == "dot_general" and op.rule is not None and _terms_of_product(op) is None
 
 
-def _summed_dims(op: Op) -> tuple[int, ...] | None:
+def _terms_of_product(op: Op) -> tuple[int, ...] | None:
     """The first operand's summed dims; None for batched products, which have tiles enough."""
     rule = op.rule
     if rule is None:
@@ -247,9 +247,9 @@ class Line:
     A `fused` one may be computed in its readers. `loaded` are pieces that something reads from
     memory, or that the block returns. `copied` are those that an instruction reads in another order
     than they lie in, with names for the copies. Work is fused `into_products` on a TPU. `turned`
-    are gathers whose results the block gives back in another order than they arrive in,
-    `turned_over` what transposes read. Of other results some are `lying_turned` when they are given
-    back: the kernels that make them turn them over.
+    are gathers whose results the block gives back in another order than they arrive in. Of other
+    results some are `lying_turned` when they are given back: the kernels that make them turn them
+    over. `copies` are those that are only `copied` in another order, with the value and the order.
     `transposed` is element-wise work on values that do not lie alike: a kernel of its own reads
     them across, as one that sums cannot. What an all-to-all joined lies `in_parts`, by name with
     the dim, as does what is made of such alone: a sum takes it as it lies, but with anything else
@@ -273,11 +273,13 @@ class Line:
     loaded: set[str] = field(default_factory=set[str])
     copied: dict[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
     turned: set[int] = field(default_factory=set[int])
-    turned_over: set[str | None] = field(default_factory=set[str | None])
     lying_turned: frozenset[str] = frozenset()
     transposed: set[str] = field(default_factory=set[str])
     in_parts: dict[str, int] = field(default_factory=dict[str, int])
     over_parts: set[str] = field(default_factory=set[str])
+    copies: Mapping[str, tuple[str, tuple[int, ...]]] = field(
+        default_factory=dict[str, tuple[str, tuple[int, ...]]]
+    )
     apart: dict[str, str] = field(default_factory=dict[str, str])
     before: dict[str, str] = field(default_factory=dict[str, str])
     padded: dict[str, float] = field(default_factory=dict[str, float])
@@ -295,16 +297,16 @@ def read_line(block: Block, sizes: Sizes) -> Line:
     if not line.into_products:  # a product on a TPU takes what it reads in any order
         operands = {made: names_read(s) for s in block.instructions for made in names_made(s)}
         visits = visited(block.outputs, operands)
-    layouts = Layouts(visits, sizes.platform)
     ops = [
         None if isinstance(step, Move | Fence) else sizes.op(step.equation)
         for step in block.instructions
     ]
-    line.turned_over = {
+    turned_over = {
         step.operands[0]
         for step, op in zip(block.instructions, ops, strict=True)
         if isinstance(step, LocalOp) and op is not None and op.kind == "transpose"
     }
+    layouts = Layouts(visits, sizes.platform, turned_over)
     for i, (step, op) in enumerate(zip(block.instructions, ops, strict=True)):
         reads = tuple([name for name in names_read(step) if name is not None])
         makes = names_made(step)
@@ -343,6 +345,7 @@ def read_line(block: Block, sizes: Sizes) -> Line:
         )
     _scatter_into_sums(line)
     line.apart, line.before, line.orders = layouts.apart, layouts.before, layouts.orders
+    line.copies = layouts.copies
     if sizes.platform == "gpu":
         line.visits = visits
     _find_roots(line, set(returned))
@@ -461,8 +464,7 @@ def _read_from_memory(
             return set(line.reads[i]) - {rows}
     if op.kind == "dot_general":
         local = sizes.local(run.result_shardings[0], op.results[0].shape)
-        is_turned = run.results[0] in line.turned_over
-        copied = dict(layouts.product(op, run.operands, run.results[0], local, is_turned))
+        copied = dict(layouts.product(op, run.operands, run.results[0], local))
         if sizes.platform == "gpu":
             copied.update(_padded_operands(line, layouts, sizes, run, op, copied))
         if copied:
@@ -520,14 +522,14 @@ def _padded_operands(
     dims = product_dims(op, run, sizes) if sizes.dtype(op.operands[0]) in _HALVES else None
     if dims is None or min(dims[1:3]) == 1 or not any(size % _AT_ONCE for size in dims[1:]):
         return
+    assert op.rule is not None
     rows, columns, terms = (-(-size // _AT_ONCE) * _AT_ONCE / size for size in dims[1:])
     line.padded[run.results[0]] = rows * columns
     shares = rows * terms, terms * columns
     for k, (name, share) in enumerate(zip(run.operands, shares, strict=True)):
         if name is not None and share > 1:
-            is_turned = run.results[0] in line.turned_over
-            order = ",".join(map(str, layouts.taken(op, k, name, is_turned)))
-            copy = f"{copied.get(name, name)} padded as {order}"
+            order = layouts.orders.taken(op.rule, k, name, run.results[0])
+            copy = f"{copied.get(name, name)} padded as {','.join(map(str, order))}"
             line.padded[copy] = share
             yield name, copy
 
@@ -605,7 +607,9 @@ _LARGER = 16
 _TURNING = frozenset({"reshape", "transpose"})
 _MASK = "mask"
 _PLACE_BYTES = 4  # of one of an iota's places, whatever it is cast to
-_LARGE_TURNED_BYTES = 2**30  # of DeepSeek's scores on v5p those of 4 GiB are not computed once more
+# Of DeepSeek's scores on v5p those of 512 MiB in f32 are computed once more, and four of their sums
+# run as one; those of 8 GiB are not.
+LARGE_ON_TPU_BYTES = 2**30
 
 
 COPY, OUTSIDE, ADDING, FILL = -1, -2, -3, -4  # in place of an instruction's index
@@ -1031,7 +1035,7 @@ class _Writer:
         if not self._line.into_products or op is None or op.kind != "transpose":
             return False
         before = self._line.maker.get(self._line.reads[i][0])
-        if before is None or not self._line.fused[before] or nbytes > _LARGE_TURNED_BYTES:
+        if before is None or not self._line.fused[before] or nbytes > LARGE_ON_TPU_BYTES:
             return False
         reads = self._with_sums_apart(_pieces(sources), nbytes)
         if reads is None:
@@ -1194,7 +1198,7 @@ class _Writer:
         """The matrix product without a dim of batch that a value is the result of."""
         at = self._line.maker.get(name)
         op = self._line.ops[at] if at is not None else None
-        if op is None or op.kind != "dot_general" or _summed_dims(op) is None:
+        if op is None or op.kind != "dot_general" or _terms_of_product(op) is None:
             return None
         return op
 

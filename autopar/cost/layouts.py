@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from autopar.cluster.chip import Platform
@@ -28,7 +28,6 @@ from autopar.ir.values import item_bytes
 
 # The length of dims from which tiles turn them over; the bytes that are loaded for one item alone.
 _LEAST_TILED, _TRANSACTION_BYTES = 8, 64
-_AS = " as "  # between a value and the order of its copy
 
 
 def wasted_bytes(nbytes: int, dtype: str) -> int:
@@ -104,13 +103,16 @@ class Turned:
 class Orders:
     """Follows the orders of values from op to op.
 
-    `visits` are the numbers of values that a compiler visits before each.
+    `visits` are the numbers of values that a compiler visits before each, `turned_over` the values
+    that transposes read.
     """
 
-    def __init__(self, visits: Mapping[str, int]) -> None:
+    def __init__(
+        self, visits: Mapping[str, int], turned_over: Set[str | None] = frozenset()
+    ) -> None:
         self._of: dict[str, Order] = {}
         self._gathered: dict[str, Order] = {}
-        self._visits = visits
+        self._visits, self._turned_over = visits, turned_over
 
     @property
     def any(self) -> bool:
@@ -118,21 +120,14 @@ class Orders:
         return bool(self._of or self._gathered)
 
     def product(
-        self,
-        op: Op,
-        operands: Sequence[str | None],
-        made: str,
-        local: Sequence[int],
-        is_turned: bool = False,
+        self, op: Op, operands: Sequence[str | None], made: str, local: Sequence[int]
     ) -> list[Turned]:
         """The operands of a product that lie in an order; notes how a batched one's result lies.
 
-        `local` are the result's sizes on a device. Where that is only turned over, XLA swaps the
-        operands of the product instead.
+        `local` are the result's sizes on a device.
         """
         assert op.rule is not None
         batched = bool(_batch_of(op.rule))
-        swaps = is_turned and not batched
         if batched:
             whole = Order(tuple(range(len(local))), (), self._visits.get(made, 0), made)
             self._of[made] = whole.sized(local)
@@ -142,16 +137,24 @@ class Orders:
             if order is None and not batched:
                 order = self._gathered.get(name or "")
             if name is not None and order is not None:
-                found.append(Turned(k, name, order, side=k ^ swaps))
+                found.append(Turned(k, name, order, side=self._side(op.rule, k, made)))
         return found
 
-    def taken(self, rule: Rule, operand: int, side: int, name: str) -> Sequence[int]:
-        """The dims of a product's operand as it takes them on a side.
+    def _side(self, rule: Rule, operand: int, made: str) -> int:
+        """The side of a product that an operand stands on.
+
+        Where the result is only turned over, XLA swaps the operands of the product instead.
+        """
+        return operand ^ (made in self._turned_over and not _batch_of(rule))
+
+    def taken(self, rule: Rule, operand: int, name: str, made: str) -> Sequence[int]:
+        """The dims of a product's operand in the order in which it takes them.
 
         What lies in no order lies as it is wished, in that of its dims if the product takes it so.
         """
         dims = tuple(range(len(rule.operands[operand])))
         order = self._of.get(name) or Order(dims, (_LEAST_TILED,) * len(dims), 0, name)
+        side = self._side(rule, operand, made)
         return _wanted_by_product(rule, operand, side, order) or order.dims
 
     def element_wise(self, op: Op, operands: Sequence[str | None], made: str) -> list[Turned]:
@@ -212,37 +215,32 @@ class Layouts:
 
     `apart` are copies whose items are loaded one by one, by name, with the product's results that
     they are made from. `before` are those of a product's result, maybe cast, that stand for what is
-    computed of it.
+    computed of it. `copies` are all, with the value and the order that each is written in.
     """
 
-    def __init__(self, visits: Mapping[str, int], platform: Platform) -> None:
-        self.orders = Orders(visits)
+    def __init__(
+        self,
+        visits: Mapping[str, int],
+        platform: Platform,
+        turned_over: Set[str | None] = frozenset(),
+    ) -> None:
+        self.orders = Orders(visits, turned_over)
         self._on_gpu = platform == "gpu"
         self.apart: dict[str, str] = {}
         self.before: dict[str, str] = {}
+        self.copies: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     def product(
-        self,
-        op: Op,
-        operands: Sequence[str | None],
-        made: str,
-        local: Sequence[int],
-        is_turned: bool = False,
+        self, op: Op, operands: Sequence[str | None], made: str, local: Sequence[int]
     ) -> Mapping[str, str]:
         """Operands that a product wants in another order, with names for them in that order."""
         found: dict[str, str] = {}
         if op.rule is not None:
-            for turned in self.orders.product(op, operands, made, local, is_turned):
+            for turned in self.orders.product(op, operands, made, local):
                 wanted = turned.wanted(op.rule, self._on_gpu)
                 if wanted is not None:
                     found[turned.name] = self._copy(turned, wanted)
         return found
-
-    def taken(self, op: Op, operand: int, name: str, is_turned: bool) -> Sequence[int]:
-        """The dims of a product's operand in the order in which it takes them."""
-        assert op.rule is not None
-        side = operand ^ (is_turned and not _batch_of(op.rule))
-        return self.orders.taken(op.rule, operand, side, name)
 
     def element_wise(
         self, op: Op, operands: Sequence[str | None], made: str
@@ -276,18 +274,11 @@ class Layouts:
 
     def _copy(self, turned: Turned, wanted: Sequence[int]) -> str:
         """A name for a value that is written out in another order."""
-        copy = f"{turned.copied}{_AS}{','.join(map(str, wanted))}"
+        copy = f"{turned.copied} as {','.join(map(str, wanted))}"
+        self.copies[copy] = turned.copied, tuple(wanted)
         if self._on_gpu and not turned.order.is_tiled(wanted):
             self.apart[copy] = turned.order.made
         return copy
-
-
-def turned_from(copy: str) -> tuple[str, tuple[int, ...]] | None:
-    """The value that a copy is of, and the order in which it is written out; None for others."""
-    name, _, order = copy.partition(_AS)
-    if not order.replace(",", "").isdigit():
-        return None
-    return name, tuple(map(int, order.split(",")))
 
 
 def visited(

@@ -641,10 +641,7 @@ class _Walk:
                     kernels.append(Kernel(FILL, (zeros,), _NONE))
                     reads.append(zeros)
             kernels.append(replace(kernel, reads=frozenset(reads)))
-        behind = {
-            o: frozenset(same.get(name, name) for name in pieces)
-            for o, pieces in stored.behind.items()
-        }
+        behind = _behind_as(stored, same)
         return replace(stored, kernels=tuple(kernels), nbytes=nbytes, behind=behind)
 
     def inward(self, moment: Moment) -> tuple[Moment, ...]:
@@ -734,12 +731,17 @@ def _beside(stored: Stored, names: Collection[str]) -> Stored:
         in_place = kernel.in_place and makes == kernel.makes
         kernels.append(replace(kernel, makes=makes, reads=reads, in_place=in_place))
     nbytes = {**stored.nbytes, **{new: stored.nbytes[name] for name, new in beside.items()}}
-    behind = {
-        o: frozenset(beside.get(name, name) for name in pieces)
-        for o, pieces in stored.behind.items()
-    }
+    behind = _behind_as(stored, beside)
     kept = frozenset(beside.get(name, name) for name in stored.kept)
     return replace(stored, kernels=tuple(kernels), nbytes=nbytes, behind=behind, kept=kept)
+
+
+def _behind_as(stored: Stored, names: Mapping[str, str]) -> Mapping[str, Pieces]:
+    """The pieces behind each value, some of them under other names."""
+    return {
+        o: frozenset(names.get(name, name) for name in pieces)
+        for o, pieces in stored.behind.items()
+    }
 
 
 def _beside_of(name: str) -> str:

@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.cost.kernels import COPY, Kernel, Sizes, Stored, summed_dims
-from autopar.cost.layouts import turned_from
+from autopar.cost.kernels import COPY, LARGE_ON_TPU_BYTES, Kernel, Sizes, Stored, summed_dims
 from autopar.cost.order import NUMBER_BYTES, as_one
 from autopar.ir.listing import Block, LocalOp
 from autopar.ir.values import item_bytes
@@ -24,8 +23,7 @@ from autopar.ir.values import item_bytes
 # What one kernel may hold near a core; tiles of what is turned over lie there, and of sums in f32
 # four. Sums over rows take next to nothing, but one kernel has so many at most.
 _NEAR_BYTES, _TILE_ITEMS, _TILES_OF_SUM, _SUM_BYTES, _MOST_ROWS = 48 * 1024, 32 * 33, 4, 4, 8
-# As DeepSeek's layers show on v5p: four sums of scores of 512 MiB in f32, and none of 8 GiB.
-_MOST_ON_TPU, _LARGE_ON_TPU_BYTES = 4, 2**30
+_MOST_ON_TPU = 4  # as DeepSeek's layers show on v5p
 
 
 @dataclass(frozen=True)
@@ -49,16 +47,17 @@ def gone_across(block: Block, sizes: Sizes, kernel: Kernel) -> Across | None:
         if not dims or not shape:
             return None
         if sizes.platform == "tpu":
-            is_large = math.prod(shape) * _SUM_BYTES > _LARGE_ON_TPU_BYTES
+            is_large = math.prod(shape) * _SUM_BYTES > LARGE_ON_TPU_BYTES
             return None if is_large else Across(shape, dims, True, _MOST_ON_TPU)
         operand = step.operands[0]
         innermost = sizes.line(block).orders.innermost(operand, shape) if operand else None
         columns = _NEAR_BYTES // (_TILES_OF_SUM * _TILE_ITEMS * _SUM_BYTES)
         return Across(shape, dims, True, _MOST_ROWS if innermost in dims else columns)
-    turned = turned_from(kernel.makes[0]) if kernel.at == COPY else None
-    at = sizes.line(block).maker.get(turned[0]) if turned is not None else None
+    line = sizes.line(block)
+    turned = line.copies.get(kernel.makes[0]) if kernel.at == COPY else None
+    at = line.maker.get(turned[0]) if turned is not None else None
     made = block.instructions[at] if at is not None else None
-    if turned is None or not isinstance(made, LocalOp):  # such as a copy of what is padded
+    if turned is None or not isinstance(made, LocalOp):
         return None
     op = sizes.op(made.equation)
     most = _NEAR_BYTES // (_TILE_ITEMS * item_bytes(op.results[0].dtype))

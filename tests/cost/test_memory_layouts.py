@@ -156,9 +156,9 @@ def test_a_product_that_is_turned_over_takes_its_operands_the_other_way_round(
         "{dimension_numbers=(((0, 1), (0, 1)), ((), ()))}",
         inputs='%g: f32[8,16,64] batch "g",\n%x: f32[8,16,32] batch "x"', returns='%w "w"',
     )  # fmt: skip
-    layouts = Layouts({}, "gpu")
+    layouts = Layouts({}, "gpu", {"%w"} if is_turned else frozenset())
     layouts.orders.gathered("%g", 1, (8, 16, 64))
-    copies = layouts.product(graph.ops[0], ("%g", "%x"), "%w", (64, 32), is_turned)
+    copies = layouts.product(graph.ops[0], ("%g", "%x"), "%w", (64, 32))
     assert copies == {"%g": f"%g as {wanted}"}
 
 
