@@ -118,7 +118,7 @@ def test_three_steps_equal_plain_jit(combo: Combo) -> None:
 
 
 def _needs_flush(combo: Combo) -> bool:
-    mixes = combo.layout.schedule not in FLUSHING and combo.layout.schedule != "serial"
+    mixes = combo.layout.schedule not in FLUSHING
     return combo.model == TWO_PHASE and combo.layout.microbatches > 1 and mixes
 
 
