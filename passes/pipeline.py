@@ -30,6 +30,7 @@ from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
 from autopar.passes.stage.prices import StageTable
 from autopar.passes.stage.search import Ranked, Search
+from autopar.schedule.table import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ class PassPipeline:
         shard = Optimal(recipe=recipe_named(method))
         if stages == 1 and microbatches == 1:
             return cls(shard=shard)
-        return cls(Exact(), MinCut(), Search(stages, microbatches, schedule), shard)
+        mixes = schedule in SCHEDULES and not SCHEDULES[schedule].allows_barrier
+        batch = Exact(barrier=not mixes)
+        return cls(batch, MinCut(), Search(stages, microbatches, schedule), shard)
 
     def cut_batch(self, graphs: BatchGraphs, setting: Setting) -> Batching:
         """The batch slot."""

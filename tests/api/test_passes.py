@@ -18,7 +18,12 @@ ARGS = (jax.eval_shape(CASE.create_state, jax.random.key(0)), CASE.batch(0))
     [
         ("shard{recipe=fsdp},lower", {"method": "fsdp"}),
         (
-            "batch=exact,layer=min-cut,stage=search{stages=2,microbatches=4,schedule=1f1b},shard,lower",
+            "batch=exact,layer=min-cut,stage=search{stages=2,microbatches=4,schedule=gpipe},shard,lower",
+            {"stages": 2, "microbatches": 4, "schedule": "gpipe"},
+        ),
+        (
+            "batch=exact{barrier=false},layer=min-cut,"
+            "stage=search{stages=2,microbatches=4,schedule=1f1b},shard,lower",
             {"stages": 2, "microbatches": 4, "schedule": "1f1b"},
         ),
     ],

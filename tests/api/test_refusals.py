@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import autopar
 from autopar.errors import (
     ArgumentError,
+    BatchStatisticError,
     ClusterError,
     InfeasibleError,
     InputError,
@@ -53,6 +54,15 @@ def test_heads_that_do_not_divide() -> None:
         autopar.plan(
             case.step, state, case.batch(0), cluster="16xh100", mesh=(16,), method="megatron"
         )
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "serial"])
+def test_a_schedule_that_mixes_what_the_step_keeps_apart(schedule: str) -> None:
+    case = cases("sgd")["moe_switch"]
+    state = jax.eval_shape(case.create_state, jax.random.key(0))
+    options: dict[str, Any] = {"stages": 2, "microbatches": 4, "schedule": schedule}
+    with pytest.raises(BatchStatisticError, match=r"mean over rows .*moe\.py(.|\n)*gpipe"):
+        autopar.plan(case.step, state, case.batch(0), cluster="8xcpu", **options)
 
 
 def test_a_mesh_larger_than_the_cluster() -> None:
