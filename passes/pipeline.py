@@ -66,8 +66,8 @@ class PassPipeline:
         shard = Optimal(recipe=recipe_named(method))
         if stages == 1 and microbatches == 1:
             return cls(shard=shard)
-        mixes = schedule in SCHEDULES and not SCHEDULES[schedule].allows_barrier
-        batch = Exact(barrier=not mixes)
+        asked = SCHEDULES.get(schedule or "")  # a name that is unknown is refused elsewhere
+        batch = Exact(barrier=asked is None or asked.allows_barrier)
         return cls(batch, MinCut(), Search(stages, microbatches, schedule), shard)
 
     def cut_batch(self, graphs: BatchGraphs, setting: Setting) -> Batching:
