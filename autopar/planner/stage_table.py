@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -386,8 +387,12 @@ class ShardingVariant:
 
     def most_bytes(self, remat: Remat, in_flight: int = 1) -> int:
         """Bytes that the largest class holds of so many small microbatches."""
-        costs = (self.cost(c, remat)[0] for c in dict.fromkeys(self.homes))
-        return max(c.fixed_bytes + in_flight * c.activation_bytes for c in costs)
+        return max(self.held_bytes(c, remat, in_flight) for c in dict.fromkeys(self.homes))
+
+    def held_bytes(self, layer: int, remat: Remat, in_flight: int = 1) -> int:
+        """Bytes that a class holds of so many small microbatches."""
+        cost = self.cost(layer, remat)[0]
+        return cost.fixed_bytes + in_flight * cost.activation_bytes
 
 
 Promises = Callable[[ShardingVariant], bool]  # if layers alike, sharded so, may win
@@ -414,19 +419,24 @@ class LayerProfiler:
         )
         layers = programs.layers
         self._homes = tuple(i if y.same_as < 0 else y.same_as for i, y in enumerate(layers))
-        # Those of most layers first, which stand for all until it is known that they promise much.
-        self._classes = sorted(dict.fromkeys(self._homes), key=lambda c: -self._homes.count(c))
+        # That of most layers first, which stands for all until it is known that it promises much.
+        self._first, *self._others = sorted(
+            dict.fromkeys(self._homes), key=lambda c: -self._homes.count(c)
+        )
         self._priced: dict[int, list[_PricedLayer]] = {}  # by class
 
     def roomy(self, rows: int, sizes: Sequence[int], promises: Promises) -> ShardingVariant | None:
         """The fastest way for microbatches of so many rows; None where there is none."""
         setting = replace(self._setting, partial_sums=True)
-        return next(self._found(rows, sizes, setting, (NO_LIMIT_BYTES,), promises), None)
+        found = next(self._found(rows, sizes, setting, (NO_LIMIT_BYTES,), promises), None)
+        if found is not None:  # what holds most is the first that a limit leaves nothing
+            self._others.sort(key=lambda c: -found.held_bytes(c, Remat.NONE))
+        return found
 
     def refusal(self, rows: int) -> str:
         """The reason why so many rows have no way even without a limit; empty where they have."""
         try:
-            for c in self._classes:
+            for c in (self._first, *self._others):
                 self._shard.run(self._programs.at(c, rows).joint.graph, self._setting)
         except InfeasibleError as error:
             return str(error)
@@ -450,28 +460,32 @@ class LayerProfiler:
     ) -> Iterator[ShardingVariant]:
         """Shards each class within each limit, until one has no plan on this mesh or within it.
 
-        Or until that of most layers, which is the first, does not promise enough.
+        Or until that of most layers, which is the first, does not promise enough. All others are
+        posed before one of them is solved: none need be where one fits nowhere.
         """
-        runs = {
-            c: self._shard.run_within(self._programs.at(c, rows).joint.graph, setting, limits)
-            for c in self._classes
-        }
+
+        def begun(classes: Sequence[int]) -> dict[int, Iterator[ShardingPlan]]:
+            at = self._programs.at
+            return {
+                c: self._shard.run_within(at(c, rows).joint.graph, setting, limits) for c in classes
+            }
+
+        first = self._first
         layers: dict[int, _PricedLayer] = {}
-        for _ in limits:
-            now: dict[int, _PricedLayer] = {}
-            for c, run in runs.items():
-                try:
-                    plan = next(run)
-                except InfeasibleError:
-                    return
-                now[c] = layer = self._priced_layer(c, plan)
-                if len(now) == 1 and layers.get(c) is not layer:
-                    homes = (c,)
-                    if not promises(self._variant(rows, sizes, setting.partial_sums, now, homes)):
+        with suppress(InfeasibleError):
+            runs = begun([first])
+            for n in range(len(limits)):
+                now = {first: self._priced_layer(first, next(runs[first]))}
+                if layers.get(first) is not now[first]:
+                    alone = self._variant(rows, sizes, setting.partial_sums, now, (first,))
+                    if not promises(alone):
                         return
-            if any(layers.get(c) is not layer for c, layer in now.items()):
-                layers = now
-                yield self._variant(rows, sizes, setting.partial_sums, layers, self._homes)
+                if n == 0:
+                    runs |= begun(self._others)
+                now |= {c: self._priced_layer(c, next(runs[c])) for c in self._others}
+                if any(layers.get(c) is not layer for c, layer in now.items()):
+                    layers = now
+                    yield self._variant(rows, sizes, setting.partial_sums, layers, self._homes)
 
     def _priced_layer(self, layer: int, plan: ShardingPlan) -> _PricedLayer:
         """A class under a sharding; another limit or number of rows may come to the same one."""

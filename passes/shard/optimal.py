@@ -134,7 +134,9 @@ class Optimal(AbstractSharding):
     ) -> Iterator[ShardingPlan]:
         """The plan within each of some limits, of a problem posed once; raises as `run`.
 
-        What is proven the cheapest within a limit, and keeps a tighter one, is its plan too.
+        What is proven the cheapest within a limit, and keeps a tighter one, is its plan too. The
+        problem is posed at once; without `explain` MemoryLimitError is raised then, if not even the
+        widest limit leaves a choice.
         """
 
         def build() -> tuple[Priced, Posed]:
@@ -142,6 +144,14 @@ class Optimal(AbstractSharding):
             return priced, priced.within(min(limits), self.all_exposed)
 
         priced, posed = setting.watched("build", given, build)
+        widest = replace(posed.assembled.problem, limit_bytes=max(limits))
+        if not self.explain and fits_nowhere(widest):
+            raise MemoryLimitError(f"{self.recipe.name} found no plan on ({setting.mesh})")
+        return self._plans(given, setting, priced, posed, limits)
+
+    def _plans(
+        self, given: Graph, setting: Setting, priced: Priced, posed: Posed, limits: Sequence[int]
+    ) -> Iterator[ShardingPlan]:
         known: tuple[float, Solution, ShardingPlan] | None = None  # the first is the limit
         for limit in limits:
             problem = replace(posed.assembled.problem, limit_bytes=limit)

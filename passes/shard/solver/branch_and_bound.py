@@ -50,6 +50,7 @@ _POWER, _SLOWER, _PATIENCE = 0.5, 0.7, 3
 _FAINT = 1e-3  # of the highest price, what every row's is at least before it moves
 LABELS = (300, 1_000, 3_000, 10_000, 30_000)  # at once
 _NEIGHBORS = 40  # cheaper labels that each is compared with
+_ROWS_AT_ONCE = 8  # of their bytes
 _CLOSE = 1e-9  # of the cost, what does not make an answer better
 _BINDS = 1e-6  # share of the bound that a row's price must be worth to count
 _LARGEST = 2**62  # that a number of a row may be: an int64 holds it
@@ -412,9 +413,18 @@ class _Search:
         touched, order = frozenset[int](), list[tuple[int, frozenset[int]]]()
         ready = {v for v, n in enumerate(needs) if not n}
         while ready:
-            after = {v: frozenset(w for w in touched | {v} if later[w] - {v}) for v in ready}
-            v = min(ready, key=lambda v: (_joint(sizes, tuple(after[v])), v))
-            touched = after[v]
+            # What is touched is left when the last node goes that has it in its scope.
+            left: dict[int, list[int]] = {}
+            for w in touched:
+                if len(later[w]) == 1:
+                    left.setdefault(min(later[w]), []).append(w)
+            joint = _joint(sizes, tuple(touched))
+            widths = {
+                v: joint * (sizes[v] if later[v] else 1) // _joint(sizes, tuple(left.get(v, ())))
+                for v in ready
+            }
+            v = min(ready, key=lambda v: (widths[v], v))
+            touched = frozenset(w for w in (*touched, v) if later[w] - {v})
             order.append((v, touched))
             ready.remove(v)
             for w in scopes[v]:
@@ -487,12 +497,18 @@ class _Search:
         order = order[~again]
         order = order[np.lexsort((cost[order], alike[order]))]
         alike, held = alike[order], held[order]
+        # Most that do not beat another show it in their first rows: no more of them are compared.
+        starts = range(0, held.shape[1], _ROWS_AT_ONCE)
+        parts = [held[:, i : i + _ROWS_AT_ONCE].copy() for i in starts]
         beaten = np.zeros(order.size, dtype=np.bool_)
         for d in range(1, min(_NEIGHBORS, order.size - 1) + 1):
             near = np.flatnonzero(alike[d:] == alike[:-d])
             if not near.size:
                 break
-            beaten[near + d] |= (held[near] <= held[near + d]).all(axis=1)
+            near = near[~beaten[near + d]]
+            for part in parts:
+                near = near[(part[near] <= part[near + d]).all(axis=1)]
+            beaten[near + d] = True
         kept: Ints = order[~beaten]
         return kept
 
