@@ -387,12 +387,8 @@ class ShardingVariant:
 
     def most_bytes(self, remat: Remat, in_flight: int = 1) -> int:
         """Bytes that the largest class holds of so many small microbatches."""
-        return max(self.held_bytes(c, remat, in_flight) for c in dict.fromkeys(self.homes))
-
-    def held_bytes(self, layer: int, remat: Remat, in_flight: int = 1) -> int:
-        """Bytes that a class holds of so many small microbatches."""
-        cost = self.cost(layer, remat)[0]
-        return cost.fixed_bytes + in_flight * cost.activation_bytes
+        costs = (self.cost(c, remat)[0] for c in dict.fromkeys(self.homes))
+        return max(c.fixed_bytes + in_flight * c.activation_bytes for c in costs)
 
 
 Promises = Callable[[ShardingVariant], bool]  # if layers alike, sharded so, may win
@@ -419,19 +415,17 @@ class LayerProfiler:
         )
         layers = programs.layers
         self._homes = tuple(i if y.same_as < 0 else y.same_as for i, y in enumerate(layers))
-        # That of most layers first, which stands for all until it is known that it promises much.
-        self._first, *self._others = sorted(
-            dict.fromkeys(self._homes), key=lambda c: -self._homes.count(c)
-        )
+        # That of most layers first, which stands for all until it is known that it promises much;
+        # then those of most bytes: they are the first that a limit leaves nothing.
+        self._first = max(dict.fromkeys(self._homes), key=self._homes.count)
+        others = [c for c in dict.fromkeys(self._homes) if c != self._first]
+        self._others = sorted(others, key=lambda c: -_value_bytes(programs, c))
         self._priced: dict[int, list[_PricedLayer]] = {}  # by class
 
     def roomy(self, rows: int, sizes: Sequence[int], promises: Promises) -> ShardingVariant | None:
         """The fastest way for microbatches of so many rows; None where there is none."""
         setting = replace(self._setting, partial_sums=True)
-        found = next(self._found(rows, sizes, setting, (NO_LIMIT_BYTES,), promises), None)
-        if found is not None:  # what holds most is the first that a limit leaves nothing
-            self._others.sort(key=lambda c: -found.held_bytes(c, Remat.NONE))
-        return found
+        return next(self._found(rows, sizes, setting, (NO_LIMIT_BYTES,), promises), None)
 
     def refusal(self, rows: int) -> str:
         """The reason why so many rows have no way even without a limit; empty where they have."""
@@ -565,6 +559,11 @@ class _PricedLayer:
             listing = lower_graph(part.graph, own, resharder, loose, op_shardings)
             self._known[key] = cost_part(part, self.plan, self._tables, listing)
         return self._known[key]
+
+
+def _value_bytes(programs: LayerPrograms, layer: int) -> int:
+    """Bytes of all values of a layer."""
+    return sum(v.nbytes for v in programs.at(layer, programs.rows).joint.graph.values.values())
 
 
 def _unit(plan: ShardingPlan, graph: Graph, batching: Batching) -> int:
