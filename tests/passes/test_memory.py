@@ -12,7 +12,7 @@ import pytest
 
 from autopar.errors import MemoryLimitError
 from autopar.ir.values import Role
-from autopar.passes.base import Setting
+from autopar.passes.base import Setting, Watcher
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from tests.passes.corners import CORNERS
@@ -108,6 +108,20 @@ def test_a_plan_that_keeps_a_tighter_limit_is_its_plan_too(step: Traced) -> None
     assert tight == Optimal().run(step.graph, replace(roomy, memory_bytes=limits[2]))
     # From tight to wide nothing is known of the wider limit.
     assert list(Optimal().run_within(step.graph, roomy, limits[::-1]))[2] == wide
+
+
+def test_what_fits_nowhere_is_refused_before_it_is_solved(step: Traced) -> None:
+    roomy, solved = setting("8", "8xh100"), list[object]()
+    watched = replace(roomy, watchers=(Watcher(lambda slot, *_: solved.append(slot)),))
+    brief = Optimal(explain=False)
+    with pytest.raises(MemoryLimitError, match="auto found no plan on"):
+        brief.run_within(step.graph, watched, (100, 1))
+    assert solved == ["build"]
+    # The widest of the limits counts.
+    plans = brief.run_within(step.graph, watched, (int(peak(step, roomy)), 1))
+    assert next(plans).outcome.seconds > 0
+    with pytest.raises(MemoryLimitError):
+        next(plans)
 
 
 # -- what cannot be kept ---------------------------------------------------------------------------
