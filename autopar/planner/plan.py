@@ -60,7 +60,7 @@ from autopar.planner.planned import Planned, make_plan
 from autopar.planner.remat import Form
 from autopar.planner.request import Request, is_small
 from autopar.planner.sliced_step import Source
-from autopar.planner.stage_search import search_stages
+from autopar.planner.stage_search import FoundStages, search_stages
 from autopar.progress import LOGGER
 from autopar.rules import unknown_ops
 
@@ -77,9 +77,9 @@ def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()
     """Plans one program or stage programs, whichever is asked for; the faster where that is open.
 
     Where stages or microbatches are not asked for by number, a step that cannot be cut into them
-    is one program. Small steps are planned both ways and compared; of large ones the search over
-    stages says which is faster, as its prices are closer and planning takes longer. The error of a
-    step for which memory is too small says what was planned and found to do.
+    is one program. Else it is planned both ways and compared; one program of a deep step, which
+    takes longer to plan, only where it may be the faster one by the prices of its layers. The error
+    of a step for which memory is too small says what was planned and found to do.
     """
     # 0. A companion has its mesh, or its stages, from the plan that it runs beside.
     if request.beside is not None:
@@ -100,21 +100,24 @@ def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()
     # 2. Stages or microbatches, asked for or allowed. A refusal of both says why there are none.
     why = ""
     try:
-        stages = _plan_stages(source, request, watchers)
+        found = search_stages(source, request, request.setting(watchers))
     except (BatchError, InfeasibleError) as error:
         if not request.may_be_one_program:
             raise
-        stages, why = None, str(error)
-    if stages is None:
+        found, why = None, str(error)
+    if found is None:
         try:
             return _plan_one_program(source, request, watchers)
         except MemoryLimitError as error:
             raise MemoryLimitError(f"{error}\nIn stages: {why}" if why else str(error)) from None
-    # 3. Both are allowed, and planning one program is quick: the faster of the two.
-    if not request.may_be_one_program or not is_small(source.plain.graph):
+    # 3. Both are allowed, and one program may be faster: the faster of the two.
+    stages = _in_stages(source, request, found)
+    known = stages.plan.prediction.seconds
+    if not request.may_be_one_program:
+        return stages
+    if not is_small(source.plain.graph) and found.least_whole_seconds >= known:
         return stages
     try:
-        known = stages.plan.prediction.seconds
         whole = _plan_one_program(source, request, watchers, known)
     except InfeasibleError:
         return stages
@@ -234,13 +237,8 @@ def _best_of(
     return (tried[best], found[best]) if best is not None else None
 
 
-def _plan_stages(
-    source: Source, request: Request, watchers: Sequence[Watcher] = ()
-) -> Planned | None:
-    """The best stage programs; None where one program is better. Raises as `search_stages`."""
-    found = search_stages(source, request, request.setting(watchers))
-    if found is None:
-        return None
+def _in_stages(source: Source, request: Request, found: FoundStages) -> Planned:
+    """The plan of stage programs that were found."""
     timing = found.programs.timing
     priced, examined = found.choice.seconds, found.ranked.examined
     sentence = (
@@ -289,14 +287,14 @@ def _with_microbatches(source: Source, request: Request) -> Iterator[str]:
     while low < high:
         asked = replace(request.with_microbatches(counts[at]), mesh_axes=axes)
         try:
-            stages = _plan_stages(source, asked)
+            stages = search_stages(source, asked, asked.setting())
         except AutoparError:  # whatever it is, they do not help
             stages = None
         if stages is None:
             low = at + 1
         else:
             high = at
-            peak = show_bytes(stages.plan.prediction.peak_bytes)
+            peak = show_bytes(_in_stages(source, asked, stages).plan.prediction.peak_bytes)
             found = f"microbatches={counts[at]} ({peak} a device)"
         at = (low + high) // 2
     if found:

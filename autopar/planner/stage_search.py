@@ -5,12 +5,14 @@ Stages that are to be one program are on equal submeshes, under equal meshes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.placement import Block, cut_out
+from autopar.cost.stage import StageCost, peak_bytes
 from autopar.errors import InfeasibleError, LoweringError, MemoryLimitError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.sharding_plan import Margin
@@ -89,6 +91,9 @@ _MANY = 12
 _BUILDS = 8
 # The prices of two choices are a few per cent off what they take when built, and both alike.
 _FAR = 1.05
+# One program of the whole step fuses what a stage's parts store for each other: of their work, the
+# share that it may come to.
+_FUSED = 0.7
 # Runners-up that are built at most where the best came out slower than they are priced, by this.
 _RUNNERS_UP, _CLEARLY = 3, 0.01
 
@@ -97,7 +102,8 @@ _RUNNERS_UP, _CLEARLY = 3, 0.01
 class FoundStages:
     """The stage programs that were chosen with their step's trace, and what else was looked at.
 
-    `margins` are the simple plans that it was measured against.
+    `margins` are the simple plans that it was measured against. One program of the whole step takes
+    `least_whole_seconds` at least, by the prices of its layers.
     """
 
     trace: MicrobatchTrace
@@ -105,6 +111,7 @@ class FoundStages:
     ranked: Ranked
     choice: Choice
     margins: tuple[Margin, ...]
+    least_whole_seconds: float
 
     @property
     def layers_of(self) -> tuple[int, ...]:
@@ -153,7 +160,8 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
     built, choice = fastest_built(ranked, first, build)
     # 4. The simple plan, which no search should fall behind.
     chosen, choice, margins = _no_worse_than_simple(ranked, built, choice, build)
-    return FoundStages(sliced(choice.microbatches).trace, chosen, ranked, choice, margins)
+    trace, least = sliced(choice.microbatches).trace, _least_whole_seconds(table)
+    return FoundStages(trace, chosen, ranked, choice, margins, least)
 
 
 def _first_built(
@@ -260,6 +268,29 @@ def _no_worse_than_simple(
     if other.timing.order < built.timing.order:
         return other, simple, margins
     return built, choice, margins
+
+
+def _least_whole_seconds(table: StageTable) -> float:
+    """Seconds of one program of the whole step at least; infinite where its layers do not fit.
+
+    Its collectives may run beside all of its work, where those of stages wait for a part to end.
+    Where no way was priced on all devices, those of the largest submesh are taken to scale.
+    """
+    least = math.inf
+    for batch in table.batches:
+        if batch.microbatches > 1:
+            continue
+        priced = zip(table.submeshes, batch.options, strict=True)
+        shape, options = max(
+            ((shape, options) for shape, options in priced if options),
+            key=lambda row: row[0].device_count,
+        )
+        share = shape.device_count / table.cluster.device_count
+        for option in options:
+            if share * peak_bytes(option.layers, 1) <= table.memory_bytes:
+                step = StageCost.of_layers(option.layers).of_step(1)
+                least = min(least, share * max(step.compute, step.communication))
+    return _FUSED * least
 
 
 def _name_simple(simple: Choice) -> str:
