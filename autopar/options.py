@@ -197,6 +197,11 @@ def passes_of(
     """
     options = PassPipeline.of_options(method, stages, microbatches, schedule)
     if passes is None:
+        if schedule is not None and stages == microbatches == 1:
+            raise ArgumentError(
+                f"schedule={schedule!r} is an order of stages and microbatches, and the step is to "
+                "be one program: ask for stages, as in stages=2 or stages='auto', or leave it out"
+            )
         return options
     if not isinstance(passes, str):
         accepted = "a text, as in passes='shard{recipe=fsdp},lower'"
@@ -338,7 +343,9 @@ def check_names(fun: str, given: Iterable[str], known: Sequence[str]) -> None:
     """Raise TypeError, as Python does, for an option that the function has not."""
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            # What starts alike is meant rather than what has as many letters in common.
+            starts = [k for k in known if name.startswith(k) or k.startswith(name)]
+            near = starts[:1] or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
             raise TypeError(f"{fun}() got an unexpected keyword argument {name!r}: {hint}")
 

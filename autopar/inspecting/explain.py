@@ -180,7 +180,8 @@ def _ambiguous(asked: str, groups: list[list[Meant]]) -> str:
 
 def _unknown(loaded: LoadedPlan, asked: str) -> str:
     paths = [a.path for a in loaded.plan.arguments]
-    near = difflib.get_close_matches(asked, paths, n=3, cutoff=0.3)
+    named = [path for path in paths if asked in path.split("/")]
+    near = named[:3] or difflib.get_close_matches(asked, paths, n=3, cutoff=0.3)
     known = (
         f"the nearest paths are {', '.join(near)}" if near else and_more(counted_paths(paths), 5)
     )

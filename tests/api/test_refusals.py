@@ -65,6 +65,29 @@ def test_a_schedule_that_mixes_what_the_step_keeps_apart(schedule: str) -> None:
         autopar.plan(case.step, state, case.batch(0), cluster="8xcpu", **options)
 
 
+def test_a_schedule_of_one_program() -> None:
+    with pytest.raises(ArgumentError, match=r"schedule='1f1b' is an order of stages .* stages=2"):
+        plan_of(schedule="1f1b")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("meshes", "mesh"), ("donate_argnums", "donate"), ("memory", "memory_gb")]
+)
+def test_an_option_that_starts_alike_is_meant(given: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=f"did you mean '{meant}'"):
+        autopar.parallelize(step, **{given: 8})
+
+
+def test_a_pin_is_shown_as_its_names_are_spelled() -> None:
+    def layered(params: Any, x: Any) -> Any:
+        return jax.tree.map(lambda w: w - jnp.mean(x @ w), params)
+
+    params = {"layers": [{"up": W}, {"up": W}]}
+    pins = {"params/layer/*/up": P("data")}
+    with pytest.raises(PinError, match=r"the nearest paths are params/layers/\*/up, "):
+        autopar.plan(layered, params, X, cluster="8xcpu", pins=pins)
+
+
 def test_a_mesh_larger_than_the_cluster() -> None:
     with pytest.raises(MeshError, match="has 16 devices, but cluster 8xcpu has 8"):
         plan_of(mesh=(4, 4))

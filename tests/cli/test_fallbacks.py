@@ -51,7 +51,7 @@ def test_hosts_that_do_not_do_are_told_with_the_reason(tmp_path: Path) -> None:
     assert whole == (4, 8, "data=8", 1, "")
     assert three[:3] == (3, None, None)
     assert "the batch has 16 rows (batch), which is not divisible by 6" in str(three[-1])
-    assert "(4, 2 devices divide it)" in str(three[-1])
+    assert "(4, 2 divide it)" in str(three[-1])
     assert two == (2, 4, "data=4", 1, "")
     assert sorted(p.name for p in (tmp_path / "plans").iterdir()) == [
         "2-hosts.json",

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autopar.errors import PinError, bulleted
 from autopar.ir.graph import Graph
-from autopar.ir.paths import meant
+from autopar.ir.paths import matches, meant
 from autopar.ir.sharding import MeshShape
 from autopar.ir.values import Input
 from autopar.passes.shard.model.decisions import Decision, Place, Reading
@@ -93,16 +93,21 @@ def show_spec(dims: Dims) -> str:
 def _unmatched(pattern: str, paths: Sequence[str]) -> str:
     near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3)
     if "*" in pattern and near:
-        near = [_like_pattern(pattern, near[0]) or near[0], *near]
+        like = next((found for path in near if (found := _like_pattern(pattern, path))), near[0])
+        near = [like, *near]
     hint = f"; the nearest paths are {', '.join(dict.fromkeys(near))}" if near else ""
     return f"pin {pattern!r} matches none of the {len(paths)} arguments{hint}"
 
 
 def _like_pattern(pattern: str, path: str) -> str | None:
-    """The pattern with its last name spelled as one of a path: net/**/kernal as net/**/kernel."""
-    start, slash, last = pattern.rpartition("/")
-    close = difflib.get_close_matches(last, path.split("/"), n=1)
-    return f"{start}{slash}{close[0]}" if close and "*" not in last else None
+    """The pattern with its names spelled as a path's: net/**/kernal as net/**/kernel."""
+
+    def spelled(name: str) -> str:
+        close = difflib.get_close_matches(name, path.split("/"), n=1)
+        return name if "*" in name or not close else close[0]
+
+    found = "/".join(map(spelled, pattern.split("/")))
+    return found if matches(found, path) else None
 
 
 def _misfit(pattern: str, dims: Dims, given: Input, mesh: MeshShape) -> str | None:

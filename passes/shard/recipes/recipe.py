@@ -136,8 +136,8 @@ class View:
             raise InfeasibleError(
                 f"{name} splits the batch over {' x '.join(axes)}, {count} devices, but "
                 f"the batch has {tags.size} rows ({tags.path}), which is not divisible by {count}. "
-                f"Use a batch that is a multiple of {count}, a smaller mesh"
-                f"{f' ({listed} devices divide it)' if (listed := ', '.join(fewer)) else ''}, or "
+                f"Use a batch that is a multiple of {count}, fewer devices for it"
+                f"{f' ({listed} divide it)' if (listed := ', '.join(fewer)) else ''}, or "
                 "method='auto', which may shard other dims."
             )
         return cls(reading, mesh, axes, tags, find_weights(reading))
