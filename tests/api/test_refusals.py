@@ -75,7 +75,7 @@ def test_a_schedule_of_one_program() -> None:
 )
 def test_an_option_that_starts_alike_is_meant(given: str, meant: str) -> None:
     with pytest.raises(TypeError, match=f"did you mean '{meant}'"):
-        autopar.parallelize(step, **{given: 8})
+        autopar.parallelize(step, **dict[str, Any]({given: 8}))
 
 
 def test_a_pin_is_shown_as_its_names_are_spelled() -> None:
