@@ -240,6 +240,20 @@ def _dims_of_sum(
 # -- what is read ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class ByGroups:
+    """A copy of rows for each group, with zeros for those of others, by the groups' sizes.
+
+    It has the groups outermost, or in front of the terms: that is `turned` from the former, where
+    there is such a copy.
+    """
+
+    count: int
+    sizes: str | None
+    shape: tuple[int, ...]
+    turned: str | None = None
+
+
 @dataclass
 class Line:
     """A block's instructions, by index: their ops, and what they read and make.
@@ -257,7 +271,7 @@ class Line:
     Copies whose items are loaded `apart`, by name, come with the product's results that they are
     made from, and so do those that stand `before` what is computed of such a result. Copies of
     images, and of what products read, are `padded` to so many times their size, and so are results
-    of products by their own names; copies of rows are `grouped` with as many groups. Of each
+    of products by their own names; rows are `grouped`, by the names of their copies. Of each
     instruction it is told if anyone wants it, and the `roots`: into which kernels it may be fused,
     as bits of a number, kernel j's being bit j, and copies' those behind; it is 0 where the result
     is stored in any case.
@@ -283,7 +297,7 @@ class Line:
     apart: dict[str, str] = field(default_factory=dict[str, str])
     before: dict[str, str] = field(default_factory=dict[str, str])
     padded: dict[str, float] = field(default_factory=dict[str, float])
-    grouped: dict[str, int] = field(default_factory=dict[str, int])
+    grouped: dict[str, ByGroups] = field(default_factory=dict[str, ByGroups])
     visits: Mapping[str, int] = field(default_factory=dict[str, int])
     orders: Orders = field(default_factory=lambda: Orders({}))
     alive: list[bool] = field(default_factory=list[bool])
@@ -343,6 +357,9 @@ def read_line(block: Block, sizes: Sizes) -> Line:
         line.lying_turned = frozenset(
             o for o, i in makers.items() if line.fused[i] and layouts.orders.is_turned(o)
         )
+    for copy, made in line.grouped.items():
+        if made.turned not in line.grouped:
+            line.grouped[copy] = replace(made, turned=None)
     _scatter_into_sums(line)
     line.apart, line.before, line.orders = layouts.apart, layouts.before, layouts.orders
     line.copies = layouts.copies
@@ -457,11 +474,8 @@ def _read_from_memory(
             apart.add(image)
         return set(line.reads[i]) - apart
     if op.kind == "ragged_dot_general" and sizes.platform == "gpu":
-        rows = run.operands[0]
-        if rows is not None:
-            copy = f"{rows} by groups for {line.makes[i][0]}"
-            line.copied[i], line.grouped[copy] = {rows: copy}, group_count(op)
-            return set(line.reads[i]) - {rows}
+        line.copied[i] = dict(_by_groups(line, sizes, run, op))
+        return set(line.reads[i]) - line.copied[i].keys()
     if op.kind == "dot_general":
         local = sizes.local(run.result_shardings[0], op.results[0].shape)
         copied = dict(layouts.product(op, run.operands, run.results[0], local))
@@ -532,6 +546,31 @@ def _padded_operands(
             copy = f"{copied.get(name, name)} padded as {','.join(map(str, order))}"
             line.padded[copy] = share
             yield name, copy
+
+
+def _by_groups(line: Line, sizes: Sizes, run: LocalOp, op: Op) -> Iterator[tuple[str, str]]:
+    """The rows that a product takes once for each group, with names for the copies.
+
+    A product that sums up over the groups takes them with the terms:
+
+        [rows, terms]  -->  [groups, rows, terms]  -->  [rows, groups, terms]
+
+    One that does not, as the gradient of what the groups have, sums up over rows, and takes those
+    of both sides as they are copied first.
+    """
+    assert op.rule is not None
+    sums, count = op.rule.operands[2][-1] not in op.rule.results[0], group_count(op)
+    for k in (0,) if sums else (0, 1):
+        name, groups = run.operands[k], run.operands[2]
+        if name is None:
+            continue
+        shape, whole = sizes.shard(run, op, k), f"{name} by groups of {groups}"
+        if sums:
+            copy, shape = f"{whole}, by terms", (*shape[:-1], count, *shape[-1:])
+            line.grouped[copy] = ByGroups(count, groups, shape, whole)
+        else:
+            copy, line.grouped[whole] = whole, ByGroups(count, groups, (count, *shape))
+        yield name, copy
 
 
 def _before_casts(line: Line, name: str) -> str:
@@ -829,6 +868,8 @@ def _find_roots(line: Line, wanted: Set[str]) -> None:
                 if alive[j]:
                     used = True
                     copy = line.copied[j].get(m) if j in line.copied else None
+                    if copy in line.grouped:
+                        copy = line.grouped[copy].turned or copy
                     bit = j if copy is None else copies.setdefault(copy, count + len(copies))
                     found |= roots[j] or 1 << bit
         alive[i] = used
@@ -906,7 +947,6 @@ class _Writer:
         self._computed: dict[str, tuple[_Behind, int]] = {}
         self._kernels: list[Kernel] = []
         self._written_at: dict[str, int] = {}  # of what element-wise work stores, its kernel
-        self._grouped_at: dict[str, int] = {}  # of rows, the kernel that copies them by groups
         # Of what no input leads to, a name that all that are computed alike have.
         self._of_nothing: dict[str, str] = {}
         self._equals: dict[Hashable, int] = {}
@@ -1227,10 +1267,8 @@ class _Writer:
         if copy in padded:  # which has another shape: no kernel writes both
             self._nbytes[copy] = round(self._nbytes[copy] / padded.get(name, 1) * padded[copy])
             behind, at = stored[0], None
-        elif copy in self._line.grouped:  # by one kernel, for all that read the same rows
-            self._nbytes[copy] *= self._line.grouped[copy]
-            behind, at = stored[0], self._grouped_at.get(name)
-            self._grouped_at.setdefault(name, len(self._kernels))
+        elif copy in self._line.grouped:
+            behind, at = self._by_groups(name, copy, stored[0]), None
         else:
             at = self._written_at.pop(name, None)
         if at is not None:
@@ -1241,6 +1279,16 @@ class _Writer:
         self._kernels.append(
             Kernel(COPY, (copy,), _pieces(behind), is_light=True, wasted_bytes=wasted)
         )
+
+    def _by_groups(self, name: str, copy: str, behind: _Behind) -> _Behind:
+        """Weighs the copy of rows for each group, and tells what it is made from."""
+        made = self._line.grouped[copy]
+        self._nbytes[copy] *= made.count
+        if made.turned is None:
+            return _joined((behind, self._sources([made.sizes] if made.sizes else [])))
+        if made.turned not in self._nbytes:
+            self._copy(name, made.turned)
+        return frozenset((made.turned,))
 
     def _wasted(self, copy: str) -> int:
         """Bytes that are loaded beside those that a copy is made from."""
@@ -1394,10 +1442,6 @@ class _Writer:
             items = self._nbytes[makes[0]] // item_bytes(op.results[0].dtype)
             shard = self._sizes.shard(step, op)
             scratch = split_bytes(op, items, step.operand_shardings[0], shard)
-        if op.kind == "ragged_dot_general":  # the first that reads its rows turns them over
-            for name, copy in self._line.copied.get(i, {}).items():
-                is_first = self._kernels[self._grouped_at[name]].makes[0] == copy
-                scratch = self._nbytes[copy] if is_first else 0
         light = self._line.fused[i] or is_reduction(op)
         in_place = works_in_place(op)
         work = 0.0

@@ -44,7 +44,7 @@ from autopar.cost.order import (
     post_order,
     with_siblings,
 )
-from autopar.cost.siblings import gone_across, with_equals_across
+from autopar.cost.siblings import Across, gone_across, with_equals_across
 from autopar.cost.sums import added_sums
 from autopar.cost.timeline import Timed, beside_moves, entering, piece_times, row_work
 from autopar.cost.trips import (
@@ -382,7 +382,9 @@ class _Walk:
         self._timed = {id(t.block): t for t in blocks}
         self._pipelined = timed.pipelined if timed is not None else frozenset(PIPELINED_IN_TURN)
         self._crossed: dict[tuple[str, ...], tuple[Stored, Leaving]] = {}
+        # What element-wise work makes, and what goes alike across, where it runs outside its loop.
         self._outside_shapes: dict[str, tuple[int, ...]] = {}
+        self._outside_across: dict[str, Across] = {}
         # The number that each stack is filled with, its dtype and shape.
         self._fills: dict[str, tuple[str, str, tuple[int, ...]]] = {}
         self.elsewhere: dict[str, PieceTime] = {}  # times of what is made outside of its loop
@@ -531,7 +533,8 @@ class _Walk:
             found = self._shapes(block, stored)
             stored = with_siblings(stored, [found.get(k.makes[0]) for k in stored.kernels])
         if self._sizes.platform != "cpu":
-            across = [gone_across(block, self._sizes, k) for k in stored.kernels]
+            along = self._across(block, stored)
+            across = [along.get(k.makes[0]) for k in stored.kernels]
             stored = with_equals_across(stored, across)
         return combined(stored)
 
@@ -581,6 +584,15 @@ class _Walk:
                     found[kernel.makes[0]] = self._sizes.made(step, op)
         return found
 
+    def _across(self, block: Block, stored: Stored) -> dict[str, Across]:
+        """What kernels go across, by what they make first."""
+        found = dict(self._outside_across)
+        for kernel in stored.kernels:
+            across = gone_across(block, self._sizes, kernel)
+            if across is not None:
+                found[kernel.makes[0]] = across
+        return found
+
     def unrolled(
         self,
         block: Block,
@@ -605,9 +617,12 @@ class _Walk:
             body, leaving = crossed
             timed = self.timed(step.bodies[0])
             times = piece_times(timed, body.nbytes) if timed is not None else {}
+            unrolled = Unrolled(kernel, step, flow, body, stored, leaving, times)
+            named = unrolled.named.items()
             shapes = self._shapes(step.bodies[0], body)
-            unrolled = Unrolled(kernel, step, flow, body, stored, leaving, times, shapes)
-            self._outside_shapes.update(unrolled.shapes)
+            across = self._across(step.bodies[0], body)
+            self._outside_shapes.update((n, shapes[o]) for n, o in named if o in shapes)
+            self._outside_across.update((n, across[o]) for n, o in named if o in across)
             kernels += unrolled.kernels
             nbytes.update(unrolled.nbytes)
             operands.update(unrolled.operands)

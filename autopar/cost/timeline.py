@@ -228,8 +228,6 @@ class KernelTimes:
         dims = product_dims(op, run, self._sizes) if self._sizes.platform == "gpu" else None
         if dims is not None:
             taken, fewest = (self._prices.product(op, n, dims) for n in (nbytes, 0))
-            if op.kind == "ragged_dot_general":  # the rows of all groups are turned over
-                taken += self._prices.elementwise(2 * kernel.scratch_bytes)
         else:
             share = run.share(self._prices.mesh)
             taken, fewest = (self._prices.kernel(op, n, share) for n in (nbytes, 0))
