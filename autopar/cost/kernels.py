@@ -240,6 +240,9 @@ def _dims_of_sum(
 # -- what is read ----------------------------------------------------------------------------------
 
 
+Fill = tuple[str, str, tuple[int, ...]]  # a number that is everywhere, its dtype and the shape
+
+
 @dataclass(frozen=True)
 class ByGroups:
     """A copy of rows for each group, with zeros for those of others, by the groups' sizes.
@@ -271,7 +274,9 @@ class Line:
     Copies whose items are loaded `apart`, by name, come with the product's results that they are
     made from, and so do those that stand `before` what is computed of such a result. Copies of
     images, and of what products read, are `padded` to so many times their size, and so are results
-    of products by their own names; rows are `grouped`, by the names of their copies. Of each
+    of products by their own names; rows are `grouped`, by the names of their copies. Those that
+    read a number that a scatter finds everywhere, too, load it: `filled` are they, with the names
+    of what is loaded, and `fills` the number, its dtype and the shape of each of these. Of each
     instruction it is told if anyone wants it, and the `roots`: into which kernels it may be fused,
     as bits of a number, kernel j's being bit j, and copies' those behind; it is 0 where the result
     is stored in any case.
@@ -298,6 +303,8 @@ class Line:
     before: dict[str, str] = field(default_factory=dict[str, str])
     padded: dict[str, float] = field(default_factory=dict[str, float])
     grouped: dict[str, ByGroups] = field(default_factory=dict[str, ByGroups])
+    filled: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    fills: dict[str, Fill] = field(default_factory=dict[str, Fill])
     visits: Mapping[str, int] = field(default_factory=dict[str, int])
     orders: Orders = field(default_factory=lambda: Orders({}))
     alive: list[bool] = field(default_factory=list[bool])
@@ -361,6 +368,8 @@ def read_line(block: Block, sizes: Sizes) -> Line:
         if made.turned not in line.grouped:
             line.grouped[copy] = replace(made, turned=None)
     _scatter_into_sums(line)
+    if sizes.platform == "gpu":
+        _read_filled(line, block, sizes)
     line.apart, line.before, line.orders = layouts.apart, layouts.before, layouts.orders
     line.copies = layouts.copies
     if sizes.platform == "gpu":
@@ -619,6 +628,46 @@ def _scatter_into_sums(line: Line) -> None:
             line.loaded.update(r for r in line.reads[sums] if r not in line.makes[i])
 
 
+def _read_filled(line: Line, block: Block, sizes: Sizes) -> None:
+    """Notes what loads a number that fills a buffer which others write into.
+
+    To XLA the two are one value, of which those get copies; see `Line.filled`. What is computed of
+    numbers alone, and what adds zeros, is computed before.
+
+        z = zeros    g = scatter(z, i, u)    p' = p - where(p > 0, g, 0)    loads p, g and z
+    """
+    numbers: dict[str, Literal] = {}  # what is one everywhere, its text "" if it is not known
+    read: list[tuple[int, Fill]] = []
+    written = set[Fill]()
+    for i, (step, op) in enumerate(zip(block.instructions, line.ops, strict=True)):
+        if not line.fused[i] or not isinstance(step, LocalOp) or op is None:
+            continue
+        given = [
+            numbers.get(name) if name is not None else operand
+            for name, operand in zip(step.operands, op.operands, strict=True)
+        ]
+        known = [n for n in given if isinstance(n, Literal) and not n.shape]
+        made, shape, dtype = step.results[0], sizes.made(step, op), op.results[0].dtype
+        if known and len(known) == len(given):
+            text = known[0].text if op.kind in _FILLING else ""
+            numbers[made] = Literal(text, dtype)
+            if made in line.loaded:
+                written.add(filled_with(numbers[made], shape))
+        elif op.rule is not None and op.rule.is_elementwise:
+            adds = op.kind in ADDITIONS or op.kind == "sub"
+            read += [(i, filled_with(n, shape)) for n in known if not (adds and n.is_zero)]
+    for i, fill in read:
+        if fill in written and fill[0]:
+            name = "{} in {}{}".format(*fill)
+            line.fills[name] = fill
+            line.filled.setdefault(i, []).append(name)
+
+
+def filled_with(number: Literal, shape: tuple[int, ...]) -> Fill:
+    """A number that is everywhere in a shape."""
+    return "0" if number.text == "0.0" else number.text, number.dtype, shape
+
+
 def _only_reader(line: Line, name: str, but_loaded: bool = False) -> int | None:
     """The one instruction that reads a piece which nothing else wants."""
     readers = line.readers.get(name, ())
@@ -660,7 +709,7 @@ class Kernel:
 
     `at` is its instruction's index in the block, or below 0 for what is no instruction: a `COPY`,
     be it in another order or what a loop cuts out, what runs `OUTSIDE` its loop, the `ADDING` of
-    the one piece that it reads to a sum, and the `FILL` of a scan's stack with zeros. Of a move of
+    the one piece that it reads to a sum, and the `FILL` of a piece with one number. Of a move of
     several collectives each is a kernel, `part` its number. `group` are the kind, axes and dtype of
     a collective that may be combined with its like, the dtype "" of gathers, which may be of
     several. A light one may be fused with others that read the same, such as one that `picks` items
@@ -978,6 +1027,8 @@ class _Writer:
         """Fuse an instruction into its readers, or write its kernel."""
         copies = i in self._line.copied
         sources = self._copied(i) if copies else self._sources(self._line.reads[i])
+        if i in self._line.filled:
+            sources = _joined((sources, self._filled(i)))
         if isinstance(step, Fence):
             self._fence(i, step)
             return
@@ -1010,6 +1061,16 @@ class _Writer:
             turned = f"{makes[0]} in order"
             self._nbytes[turned], self._behind[makes[0]] = nbytes[0], frozenset((turned,))
             self._kernels.append(Kernel(COPY, (turned,), frozenset(makes), is_light=True))
+
+    def _filled(self, i: int) -> Pieces:
+        """The pieces full of one number that an instruction loads."""
+        names = self._line.filled[i]
+        for name in names:
+            if name not in self._nbytes:
+                _, dtype, shape = self._line.fills[name]
+                self._nbytes[name] = math.prod(shape) * item_bytes(dtype)
+                self._kernels.append(Kernel(FILL, (name,), _NONE))
+        return frozenset(names)
 
     def _counts_places(self, i: int, step: ListingStep) -> bool:
         """Notes an iota along a dim that devices share, and tells if an instruction is one.

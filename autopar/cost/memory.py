@@ -16,10 +16,12 @@ from autopar.cost.kernels import (
     ADDING,
     COPY,
     FILL,
+    Fill,
     Kernel,
     Pieces,
     Sizes,
     Stored,
+    filled_with,
     is_fused_into_readers,
     is_product,
     pieces_of,
@@ -386,7 +388,7 @@ class _Walk:
         self._outside_shapes: dict[str, tuple[int, ...]] = {}
         self._outside_across: dict[str, Across] = {}
         # The number that each stack is filled with, its dtype and shape.
-        self._fills: dict[str, tuple[str, str, tuple[int, ...]]] = {}
+        self._fills: dict[str, Fill] = {}
         self.elsewhere: dict[str, PieceTime] = {}  # times of what is made outside of its loop
         self._inside: dict[tuple[str, ...], Moment] = {}
         self._bodies: dict[tuple[str, ...], list[Moment]] = {}
@@ -544,7 +546,7 @@ class _Walk:
         To XLA that is one value, of which everybody who writes into it gets a copy: it makes all of
         them when it makes the first.
         """
-        first_of: dict[tuple[str, str, tuple[int, ...]], int] = {}
+        first_of: dict[Fill, int] = {}
         kernels = list(stored.kernels)
         for k, kernel in enumerate(kernels):
             key = self._filled_with(block, kernel)
@@ -555,10 +557,11 @@ class _Walk:
                 kernels[k] = replace(kernel, makes=())
         return replace(stored, kernels=tuple(kernel for kernel in kernels if kernel.makes))
 
-    def _filled_with(self, block: Block, kernel: Kernel) -> tuple[str, str, tuple[int, ...]] | None:
+    def _filled_with(self, block: Block, kernel: Kernel) -> Fill | None:
         """The number that a kernel fills a buffer with, and its dtype and shape."""
         if kernel.at == FILL:
-            return self._fills.get(kernel.makes[0])
+            (name,) = kernel.makes
+            return self._fills.get(name) or self._sizes.line(block).fills.get(name)
         step = kernel.instruction(block)
         op = self._sizes.op(step.equation) if isinstance(step, LocalOp) else None
         if not isinstance(step, LocalOp) or op is None or kernel.reads:
@@ -566,8 +569,7 @@ class _Walk:
         number = op.operands[0] if op.kind == "broadcast_in_dim" else None
         if not isinstance(number, Literal):
             return None
-        text = "0" if number.text == "0.0" else number.text
-        return text, op.results[0].dtype, self._sizes.made(step, op)
+        return filled_with(number, self._sizes.made(step, op))
 
     def _along_rows(self, block: Block, stored: Stored) -> Stored:
         """The kernels, those that Triton makes one of joined."""

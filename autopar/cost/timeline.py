@@ -20,6 +20,7 @@ from autopar.cost.few_blocks import BlockCounts, FewBlocks
 from autopar.cost.kernels import (
     ADDING,
     COPY,
+    FILL,
     Kernel,
     Sizes,
     Stored,
@@ -164,7 +165,8 @@ class KernelTimes:
             return Seconds(taken + (self._prices.elementwise(2 * turned) if turned else 0.0))
         if kernel.at < 0:  # a copy
             copied = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
-            return Seconds(self._prices.elementwise(2 * copied + kernel.wasted_bytes))
+            loaded = 0 if kernel.at == FILL else copied
+            return Seconds(self._prices.elementwise(loaded + copied + kernel.wasted_bytes))
         if not self._sums.views.isdisjoint(kernel.makes):
             return Seconds()
         return self._own(kernel)
