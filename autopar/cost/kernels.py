@@ -54,6 +54,9 @@ _HALVES, _AT_ONCE = frozenset({"bf16", "f16"}), 8
 # XLA for GPUs leaves products of a matrix with a vector to BLAS where they are this large.
 _LEAST_BY_BLAS = 10_000_000
 
+# Rows of 4,096 XLA gives to Triton, rows of 50,304 it does not.
+LONGEST_ROW = 8192
+
 
 def is_fused_into_readers(op: Op) -> bool:
     """True if readers may compute the op's results anew instead of loading them."""
@@ -188,7 +191,12 @@ def works_in_place(op: Op) -> bool:
 
 
 def work_bytes(op: Op) -> float:
-    """The cost of computing an item of the op again, as bytes that could be loaded instead."""
+    """The cost of computing an item of the op again, as bytes that could be loaded instead.
+
+    What divides by one number multiplies by its reciprocal.
+    """
+    if op.kind == "div" and op.rule is not None and not op.rule.operands[1]:
+        return primitive("mul").redo_bytes
     return primitive(op.kind).redo_bytes
 
 
@@ -271,6 +279,8 @@ class Line:
     them across, as one that sums cannot. What an all-to-all joined lies `in_parts`, by name with
     the dim, as does what is made of such alone: a sum takes it as it lies, but with anything else
     it is read across. Where a smaller value is spread `over_parts`, only a sum along that dim does.
+    What has `one_a_row`, by name with the number of rows, are sums over short rows and what is made
+    of them; `with_sums` is what is computed of rows with their sums, as a softmax is, by Triton.
     Copies whose items are loaded `apart`, by name, come with the product's results that they are
     made from, and so do those that stand `before` what is computed of such a result. Copies of
     images, and of what products read, are `padded` to so many times their size, and so are results
@@ -296,6 +306,8 @@ class Line:
     transposed: set[str] = field(default_factory=set[str])
     in_parts: dict[str, int] = field(default_factory=dict[str, int])
     over_parts: set[str] = field(default_factory=set[str])
+    one_a_row: dict[str, int] = field(default_factory=dict[str, int])
+    with_sums: set[str] = field(default_factory=set[str])
     copies: Mapping[str, tuple[str, tuple[int, ...]]] = field(
         default_factory=dict[str, tuple[str, tuple[int, ...]]]
     )
@@ -341,6 +353,7 @@ def read_line(block: Block, sizes: Sizes) -> Line:
             if op.kind == "sharding_constraint" and step.operands[0] is not None:
                 layouts.orders.renamed(step.operands[0], step.results[0])
             line.fused.append(is_fused_into_readers(op))
+            _along_rows(line, sizes, i, step, op)
             line.loaded.update(_read_from_memory(line, layouts, sizes, i, step, op))
         else:
             line.fused.append(isinstance(step, Move) and _is_local(step))
@@ -492,8 +505,25 @@ def _read_from_memory(
             copied.update(_padded_operands(line, layouts, sizes, run, op, copied))
         if copied:
             line.copied[i] = copied
-            return set(line.reads[i]) - copied.keys()
+            by_triton = {n for n, copy in copied.items() if copy in line.padded} & line.with_sums
+            return set(line.reads[i]) - (copied.keys() - by_triton)
     return line.reads[i]
+
+
+def _along_rows(line: Line, sizes: Sizes, i: int, run: LocalOp, op: Op) -> None:
+    """Notes what is one for each row, and what is computed of rows with that."""
+    reads = line.reads[i]
+    made, items = run.results[0], math.prod(sizes.made(run, op))
+    if line.fused[i]:
+        spreads = any(line.one_a_row.get(name, items) != items for name in reads)
+        if spreads or not line.with_sums.isdisjoint(set(reads) - line.loaded):
+            line.with_sums.add(made)
+        elif not line.one_a_row.keys().isdisjoint(reads):
+            line.one_a_row[made] = items
+        return
+    summed, shape = summed_dims(op), sizes.shard(run, op)
+    if summed and summed == (len(shape) - 1,) and shape[-1] <= LONGEST_ROW and items > 1:
+        line.one_a_row[made] = items
 
 
 def _read_in_parts(line: Line, i: int, run: LocalOp, op: Op) -> None:

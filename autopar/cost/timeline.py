@@ -21,6 +21,7 @@ from autopar.cost.kernels import (
     ADDING,
     COPY,
     FILL,
+    LONGEST_ROW,
     Kernel,
     Sizes,
     Stored,
@@ -104,8 +105,6 @@ class Seconds:
         )  # fmt: skip
 
 
-# Rows of 4,096 XLA gives to Triton, rows of 50,304 it does not.
-_LONGEST_ROW = 8192
 # Sums over rows are f32. XLA's model has a cache that is so much faster than memory, and next to
 # each core one that holds 2 KiB of a piece and is 8 times as fast as that.
 _SUM_BYTES, _NEAR_CACHE_BYTES, _FROM_CACHE, _FROM_NEAR_CACHE = 4, 2048, 2.5, 20
@@ -259,7 +258,7 @@ def row_work(block: Block, sizes: Sizes, kernel: Kernel) -> RowWork | None:
     if is_reduction(op):
         return _row_sum(sizes, step, op)
     shape = sizes.made(step, op)
-    return RowWork(shape, sums=False) if shape and shape[-1] <= _LONGEST_ROW else None
+    return RowWork(shape, sums=False) if shape and shape[-1] <= LONGEST_ROW else None
 
 
 def _row_sum(sizes: Sizes, step: LocalOp, op: Op) -> RowWork | None:
@@ -271,7 +270,7 @@ def _row_sum(sizes: Sizes, step: LocalOp, op: Op) -> RowWork | None:
     shape = sizes.shard(step, op)
     if not left.isdisjoint(last) or any(not left.issuperset(dim) for dim in outer):
         return None
-    return RowWork(shape, sums=True) if shape[-1] <= _LONGEST_ROW else None
+    return RowWork(shape, sums=True) if shape[-1] <= LONGEST_ROW else None
 
 
 def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -> dict[str, int]:
