@@ -196,7 +196,7 @@ def test_matrices_of_two_byte_numbers_are_padded_for_tensor_cores() -> None:
 def test_what_is_made_of_rows_and_their_sums_is_padded_by_a_kernel_of_its_own(
     axis: int, is_stored: bool
 ) -> None:
-    """Triton, which goes along rows, pads nothing. Of sums of columns it is padded as it is made."""
+    """Triton, which goes along rows, pads nothing. Of sums of columns all is made padded."""
     spread = (0, 1) if axis == 2 else (0, 2)
     graph = graph_of(
         "%s: bf16[4,49,49] = dot_general(%q, %q) forward "
