@@ -394,7 +394,7 @@ def read_line(block: Block, sizes: Sizes) -> Line:
 
 def _first_bytes(step: ListingStep, op: Op | None, sizes: Sizes) -> int:
     """Bytes of the first result of an op, or of what is moved."""
-    if isinstance(step, LocalOp) and op is not None:
+    if isinstance(step, LocalOp) and op is not None and op.results:
         return sizes.of(op.results[0], step.result_shardings[0])
     return sizes.of(step.value, step.after) if isinstance(step, Move) else 0
 
@@ -520,6 +520,8 @@ def _read_from_memory(
 
 def _along_rows(line: Line, sizes: Sizes, i: int, run: LocalOp, op: Op) -> None:
     """Notes what is one for each row, and what is computed of rows with that."""
+    if not op.results:
+        return
     reads = line.reads[i]
     made, items = run.results[0], math.prod(sizes.made(run, op))
     if line.fused[i]:

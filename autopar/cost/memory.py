@@ -587,7 +587,7 @@ class _Walk:
         return found
 
     def _across(self, block: Block, stored: Stored) -> dict[str, Across]:
-        """What kernels go across, by what they make first."""
+        """The shapes and dims that kernels go across, by what they make first."""
         found = dict(self._outside_across)
         for kernel in stored.kernels:
             across = gone_across(block, self._sizes, kernel)
