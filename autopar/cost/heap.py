@@ -1,7 +1,7 @@
 """The heap of a compiled step: XLA gives each buffer a place for as long as it is held.
 
-It places the largest first, each into the smallest hole that is free all the while, and so leaves
-holes that hold nothing:
+It places the largest first, or those that are held longest, whichever takes less; each into the
+smallest hole that is free all the while, and so leaves holes that hold nothing:
 
     place    b b b . . c c c      a is held while b and c are, which are not held at once: d, as
              a a a a a a a a      large as both, finds no room beside a before c is gone
@@ -13,8 +13,9 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-# Smaller buffers than so much of what is held find room in the holes between the others.
-_SMALL_SHARE = 1 / 256
+# Smaller buffers than so much of what is held find room in the holes between the others, as do all
+# but so many: placing them takes the square of their number.
+_SMALL_SHARE, _MOST_PLACED = 1 / 4096, 1024
 
 
 class Buffer(NamedTuple):
@@ -29,7 +30,9 @@ def heap_bytes(buffers: Sequence[Buffer]) -> int:
     """The bytes of the heap in which XLA lays such buffers."""
     most = most_at_once(buffers)
     large = [b for b in buffers if b.nbytes > most * _SMALL_SHARE]
-    return max(most, _laid_out(sorted(large, key=lambda b: (-b.nbytes, b.first - b.last, b.first))))
+    by_size = sorted(large, key=lambda b: (-b.nbytes, b.first - b.last, b.first))[:_MOST_PLACED]
+    by_time = sorted(by_size, key=lambda b: b.first - b.last)
+    return max(most, min(_laid_out(by_size), _laid_out(by_time)))
 
 
 def most_at_once(buffers: Iterable[Buffer]) -> int:

@@ -54,6 +54,9 @@ _HALVES, _AT_ONCE = frozenset({"bf16", "f16"}), 8
 # XLA for GPUs leaves products of a matrix with a vector to BLAS where they are this large.
 _LEAST_BY_BLAS = 10_000_000
 
+# Rows of 4,096 XLA gives to Triton, rows of 50,304 it does not.
+LONGEST_ROW = 8192
+
 
 def is_fused_into_readers(op: Op) -> bool:
     """True if readers may compute the op's results anew instead of loading them."""
@@ -240,6 +243,23 @@ def _dims_of_sum(
 # -- what is read ----------------------------------------------------------------------------------
 
 
+Fill = tuple[str, str, tuple[int, ...]]  # a number that is everywhere, its dtype and the shape
+
+
+@dataclass(frozen=True)
+class ByGroups:
+    """A copy of rows for each group, with zeros for those of others, by the groups' sizes.
+
+    It has the groups outermost, or in front of the terms: that is `turned` from the former, where
+    there is such a copy.
+    """
+
+    count: int
+    sizes: str | None
+    shape: tuple[int, ...]
+    turned: str | None = None
+
+
 @dataclass
 class Line:
     """A block's instructions, by index: their ops, and what they read and make.
@@ -254,10 +274,16 @@ class Line:
     them across, as one that sums cannot. What an all-to-all joined lies `in_parts`, by name with
     the dim, as does what is made of such alone: a sum takes it as it lies, but with anything else
     it is read across. Where a smaller value is spread `over_parts`, only a sum along that dim does.
+    What one kernel alone reads of what is split into several, of which another is loaded, is `cut`
+    out by that kernel. What has `one_a_row`, by name with the number of rows, are sums over short
+    rows and what is made of them; `with_sums` is what is computed of rows with their sums, as a
+    softmax is, by Triton.
     Copies whose items are loaded `apart`, by name, come with the product's results that they are
     made from, and so do those that stand `before` what is computed of such a result. Copies of
     images, and of what products read, are `padded` to so many times their size, and so are results
-    of products by their own names; copies of rows are `grouped` with as many groups. Of each
+    of products by their own names; rows are `grouped`, by the names of their copies. Those that
+    read a number that a scatter finds everywhere, too, load it: `filled` are they, with the names
+    of what is loaded, and `fills` the number, its dtype and the shape of each of these. Of each
     instruction it is told if anyone wants it, and the `roots`: into which kernels it may be fused,
     as bits of a number, kernel j's being bit j, and copies' those behind; it is 0 where the result
     is stored in any case.
@@ -277,13 +303,18 @@ class Line:
     transposed: set[str] = field(default_factory=set[str])
     in_parts: dict[str, int] = field(default_factory=dict[str, int])
     over_parts: set[str] = field(default_factory=set[str])
+    cut: set[str] = field(default_factory=set[str])
+    one_a_row: dict[str, int] = field(default_factory=dict[str, int])
+    with_sums: set[str] = field(default_factory=set[str])
     copies: Mapping[str, tuple[str, tuple[int, ...]]] = field(
         default_factory=dict[str, tuple[str, tuple[int, ...]]]
     )
     apart: dict[str, str] = field(default_factory=dict[str, str])
     before: dict[str, str] = field(default_factory=dict[str, str])
     padded: dict[str, float] = field(default_factory=dict[str, float])
-    grouped: dict[str, int] = field(default_factory=dict[str, int])
+    grouped: dict[str, ByGroups] = field(default_factory=dict[str, ByGroups])
+    filled: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    fills: dict[str, Fill] = field(default_factory=dict[str, Fill])
     visits: Mapping[str, int] = field(default_factory=dict[str, int])
     orders: Orders = field(default_factory=lambda: Orders({}))
     alive: list[bool] = field(default_factory=list[bool])
@@ -320,6 +351,7 @@ def read_line(block: Block, sizes: Sizes) -> Line:
             if op.kind == "sharding_constraint" and step.operands[0] is not None:
                 layouts.orders.renamed(step.operands[0], step.results[0])
             line.fused.append(is_fused_into_readers(op))
+            _along_rows(line, sizes, i, step, op)
             line.loaded.update(_read_from_memory(line, layouts, sizes, i, step, op))
         else:
             line.fused.append(isinstance(step, Move) and _is_local(step))
@@ -343,13 +375,28 @@ def read_line(block: Block, sizes: Sizes) -> Line:
         line.lying_turned = frozenset(
             o for o, i in makers.items() if line.fused[i] and layouts.orders.is_turned(o)
         )
+    for copy, made in line.grouped.items():
+        if made.turned not in line.grouped:
+            line.grouped[copy] = replace(made, turned=None)
     _scatter_into_sums(line)
+    if sizes.platform == "gpu":
+        _read_filled(line, block, sizes)
     line.apart, line.before, line.orders = layouts.apart, layouts.before, layouts.orders
     line.copies = layouts.copies
     if sizes.platform == "gpu":
         line.visits = visits
-    _find_roots(line, set(returned))
+    nbytes = [
+        _first_bytes(step, op, sizes) for step, op in zip(block.instructions, ops, strict=True)
+    ]
+    _find_roots(line, set(returned), nbytes if sizes.platform == "gpu" else ())
     return line
+
+
+def _first_bytes(step: ListingStep, op: Op | None, sizes: Sizes) -> int:
+    """Bytes of the first result of an op, or of what is moved."""
+    if isinstance(step, LocalOp) and op is not None and op.results:
+        return sizes.of(op.results[0], step.result_shardings[0])
+    return sizes.of(step.value, step.after) if isinstance(step, Move) else 0
 
 
 def _read_by_loop(line: Line, loop: Loop, op: Op | None) -> Iterator[str]:
@@ -451,17 +498,14 @@ def _read_from_memory(
         apart = _laid_out_filter(line, i, op, run)
         image, share = run.operands[0], padded_share(op)
         if sizes.platform == "gpu" and image is not None and share > 1:
-            copy = f"{image} padded for {line.makes[i][0]}"
+            copy = f"{image} padded {share:.6g} times"
             line.copied[i] = {**line.copied.get(i, {}), image: copy}
             line.padded[copy] = share
             apart.add(image)
         return set(line.reads[i]) - apart
     if op.kind == "ragged_dot_general" and sizes.platform == "gpu":
-        rows = run.operands[0]
-        if rows is not None:
-            copy = f"{rows} by groups for {line.makes[i][0]}"
-            line.copied[i], line.grouped[copy] = {rows: copy}, group_count(op)
-            return set(line.reads[i]) - {rows}
+        line.copied[i] = dict(_by_groups(line, sizes, run, op))
+        return set(line.reads[i]) - line.copied[i].keys()
     if op.kind == "dot_general":
         local = sizes.local(run.result_shardings[0], op.results[0].shape)
         copied = dict(layouts.product(op, run.operands, run.results[0], local))
@@ -469,8 +513,27 @@ def _read_from_memory(
             copied.update(_padded_operands(line, layouts, sizes, run, op, copied))
         if copied:
             line.copied[i] = copied
-            return set(line.reads[i]) - copied.keys()
+            by_triton = {n for n, copy in copied.items() if copy in line.padded} & line.with_sums
+            return set(line.reads[i]) - (copied.keys() - by_triton)
     return line.reads[i]
+
+
+def _along_rows(line: Line, sizes: Sizes, i: int, run: LocalOp, op: Op) -> None:
+    """Notes what is one for each row, and what is computed of rows with that."""
+    if not op.results:
+        return
+    reads = line.reads[i]
+    made, items = run.results[0], math.prod(sizes.made(run, op))
+    if line.fused[i]:
+        spreads = any(line.one_a_row.get(name, items) != items for name in reads)
+        if spreads or not line.with_sums.isdisjoint(set(reads) - line.loaded):
+            line.with_sums.add(made)
+        elif not line.one_a_row.keys().isdisjoint(reads):
+            line.one_a_row[made] = items
+        return
+    summed, shape = summed_dims(op), sizes.shard(run, op)
+    if summed and summed == (len(shape) - 1,) and shape[-1] <= LONGEST_ROW and items > 1:
+        line.one_a_row[made] = items
 
 
 def _read_in_parts(line: Line, i: int, run: LocalOp, op: Op) -> None:
@@ -534,6 +597,31 @@ def _padded_operands(
             yield name, copy
 
 
+def _by_groups(line: Line, sizes: Sizes, run: LocalOp, op: Op) -> Iterator[tuple[str, str]]:
+    """The rows that a product takes once for each group, with names for the copies.
+
+    A product that sums up over the groups takes them with the terms:
+
+        [rows, terms]  -->  [groups, rows, terms]  -->  [rows, groups, terms]
+
+    One that does not, as the gradient of what the groups have, sums up over rows, and takes those
+    of both sides as they are copied first.
+    """
+    assert op.rule is not None
+    sums, count = op.rule.operands[2][-1] not in op.rule.results[0], group_count(op)
+    for k in (0,) if sums else (0, 1):
+        name, groups = run.operands[k], run.operands[2]
+        if name is None:
+            continue
+        shape, whole = sizes.shard(run, op, k), f"{name} by groups of {groups}"
+        if sums:
+            copy, shape = f"{whole}, by terms", (*shape[:-1], count, *shape[-1:])
+            line.grouped[copy] = ByGroups(count, groups, shape, whole)
+        else:
+            copy, line.grouped[whole] = whole, ByGroups(count, groups, (count, *shape))
+        yield name, copy
+
+
 def _before_casts(line: Line, name: str) -> str:
     """The value of which one that is read across is a cast, which is the smaller of the two."""
     at = line.maker[name]
@@ -580,6 +668,50 @@ def _scatter_into_sums(line: Line) -> None:
             line.loaded.update(r for r in line.reads[sums] if r not in line.makes[i])
 
 
+def _read_filled(line: Line, block: Block, sizes: Sizes) -> None:
+    """Notes what loads a number that fills a buffer which others write into.
+
+    To XLA the two are one value, of which those get copies; see `Line.filled`. What is computed of
+    numbers alone, and what adds zeros, is computed before.
+
+        z = zeros    g = scatter(z, i, u)    p' = p - where(p > 0, g, 0)    loads p, g and z
+    """
+    numbers: dict[str, Literal] = {}  # what is one everywhere, its text "" if it is not known
+    read: list[tuple[int, Fill]] = []
+    written = set[Fill]()
+    for i, (step, op) in enumerate(zip(block.instructions, line.ops, strict=True)):
+        if not isinstance(step, LocalOp) or op is None:
+            continue
+        if op.kind == "select_and_scatter_add":  # which scatters into zeros of its own
+            written.add(("0", op.results[0].dtype, sizes.made(step, op)))
+        if not line.fused[i]:
+            continue
+        given = [
+            numbers.get(name) if name is not None else operand
+            for name, operand in zip(step.operands, op.operands, strict=True)
+        ]
+        known = [n for n in given if isinstance(n, Literal) and not n.shape]
+        made, shape, dtype = step.results[0], sizes.made(step, op), op.results[0].dtype
+        if known and len(known) == len(given):
+            text = known[0].text if op.kind in _FILLING else ""
+            numbers[made] = Literal(text, dtype)
+            if made in line.loaded:
+                written.add(filled_with(numbers[made], shape))
+        elif op.rule is not None and op.rule.is_elementwise:
+            adds = op.kind in ADDITIONS or op.kind == "sub"
+            read += [(i, filled_with(n, shape)) for n in known if not (adds and n.is_zero)]
+    for i, fill in read:
+        if fill in written and fill[0]:
+            name = "{} in {}{}".format(*fill)
+            line.fills[name] = fill
+            line.filled.setdefault(i, []).append(name)
+
+
+def filled_with(number: Literal, shape: tuple[int, ...]) -> Fill:
+    """A number that is everywhere in a shape."""
+    return "0" if number.text == "0.0" else number.text, number.dtype, shape
+
+
 def _only_reader(line: Line, name: str, but_loaded: bool = False) -> int | None:
     """The one instruction that reads a piece which nothing else wants."""
     readers = line.readers.get(name, ())
@@ -604,6 +736,7 @@ _IN_GELU = frozenset(
     "add broadcast_in_dim convert_element_type integer_pow mul reshape tanh".split()
 )
 _LARGER = 16
+_MOST_INSIDE = 64  # values that are looked for behind another
 _TURNING = frozenset({"reshape", "transpose"})
 _MASK = "mask"
 _PLACE_BYTES = 4  # of one of an iota's places, whatever it is cast to
@@ -621,7 +754,7 @@ class Kernel:
 
     `at` is its instruction's index in the block, or below 0 for what is no instruction: a `COPY`,
     be it in another order or what a loop cuts out, what runs `OUTSIDE` its loop, the `ADDING` of
-    the one piece that it reads to a sum, and the `FILL` of a scan's stack with zeros. Of a move of
+    the one piece that it reads to a sum, and the `FILL` of a piece with one number. Of a move of
     several collectives each is a kernel, `part` its number. `group` are the kind, axes and dtype of
     a collective that may be combined with its like, the dtype "" of gathers, which may be of
     several. A light one may be fused with others that read the same, such as one that `picks` items
@@ -813,27 +946,101 @@ def _written(
     return writer.stored(block)
 
 
-def _find_roots(line: Line, wanted: Set[str]) -> None:
-    """Notes what is wanted of a line whose block gives back some values, and its roots."""
+class _Joints:
+    """Values that are made of several others as large, and those, as XLA for GPUs weighs them.
+
+    What is made of one value alone it computes in each reader first, and whatever one reader alone
+    wants in that. Then it weighs what is left, op by op:
+
+        s = logistic(x)    d = g * s * (1 + x * (1 - s))    is made of g and x
+    """
+
+    def __init__(self, line: Line, nbytes: Sequence[int]) -> None:
+        self._line, self._nbytes = line, nbytes
+        self._made_of: dict[str, list[str]] = {}
+        base: dict[str, str] = {}  # what a value is made of alone, itself where that is several
+        for i, reads in enumerate(line.reads):
+            if line.fused[i]:
+                found = dict.fromkeys(base.get(name, name) for name in reads)
+                large = [n for n in found if _LARGER * self._bytes_of(n) > nbytes[i]]
+                for made in line.makes[i]:
+                    if made in line.loaded or len(large) > 1:
+                        self._made_of[made] = large
+                    else:
+                        base[made] = large[0] if large else ""
+
+    def _bytes_of(self, name: str) -> int:
+        at = self._line.maker.get(name)
+        return 0 if at is None else self._nbytes[at]
+
+    def are_stored(self, i: int, kernels: int) -> bool:
+        """True if so many kernels that each compute a value load more than if it were stored."""
+        line, own = self._line, self._nbytes[i]
+        (made, *others) = line.makes[i]
+        if others or kernels < 2 or made not in self._made_of:
+            return False
+        for j in line.readers[made]:
+            op = line.ops[j]
+            if op is None or _may_pick(op):
+                return False
+        found, waiting = set[str](), [*self._made_of[made]]
+        while waiting and len(found) < _MOST_INSIDE:
+            name = waiting.pop()
+            inside = self._made_of.get(name, ()) if name not in line.loaded else ()
+            if inside and len(line.readers[name]) == 1:
+                waiting += inside
+            else:
+                found.add(name)
+        again = sum(map(self._bytes_of, sorted(found)))
+        return kernels * again > again + own * (1 + kernels)
+
+
+def _may_pick(op: Op) -> bool:
+    """True if an op may read less than all of its operand."""
+    return primitive(op.kind).fusion is Fusion.INDEXING and op.kind not in _TURNING
+
+
+def _find_roots(line: Line, wanted: Set[str], nbytes: Sequence[int]) -> None:
+    """Notes what is wanted of a line whose block gives back some values, and its roots.
+
+    On a GPU `nbytes` are those of each instruction's first result.
+    """
     count = len(line.ops)
     line.alive, line.roots = [False] * count, [0] * count
     alive, roots, loaded, readers = line.alive, line.roots, line.loaded, line.readers
     copies: dict[str, int] = {}  # bits of kernels that write a value in another order
+    joints = _Joints(line, nbytes) if nbytes else None
     for i in range(count - 1, -1, -1):
-        fusible = line.fused[i]
-        found, used = 0, False
+        found, used, stores = 0, False, False
+        of_each = list[int]()
         for m in line.makes[i]:
-            used = used or m in wanted
-            fusible = fusible and m not in loaded
+            own = 0
             for j in readers.get(m, ()):
                 if alive[j]:
-                    used = True
                     copy = line.copied[j].get(m) if j in line.copied else None
+                    if copy in line.grouped:
+                        copy = line.grouped[copy].turned or copy
                     bit = j if copy is None else copies.setdefault(copy, count + len(copies))
-                    found |= roots[j] or 1 << bit
+                    own |= roots[j] or 1 << bit
+            used = used or m in wanted or own > 0
+            stores = stores or m in loaded
+            found |= own
+            of_each.append(own)
         alive[i] = used
-        if fusible:
+        if not line.fused[i]:
+            continue
+        if not stores and joints is not None and joints.are_stored(i, found.bit_count()):
+            loaded.update(line.makes[i])
+            stores = True
+        if not stores:
             roots[i] = found
+            continue
+        if nbytes:
+            each = zip(line.makes[i], of_each, strict=True)
+            cut = {m: own for m, own in each if m not in loaded and own.bit_count() == 1}
+            line.cut.update(cut)
+            for own in cut.values():
+                roots[i] |= own | 1 << i
 
 
 class _Joined:
@@ -906,7 +1113,6 @@ class _Writer:
         self._computed: dict[str, tuple[_Behind, int]] = {}
         self._kernels: list[Kernel] = []
         self._written_at: dict[str, int] = {}  # of what element-wise work stores, its kernel
-        self._grouped_at: dict[str, int] = {}  # of rows, the kernel that copies them by groups
         # Of what no input leads to, a name that all that are computed alike have.
         self._of_nothing: dict[str, str] = {}
         self._equals: dict[Hashable, int] = {}
@@ -938,6 +1144,8 @@ class _Writer:
         """Fuse an instruction into its readers, or write its kernel."""
         copies = i in self._line.copied
         sources = self._copied(i) if copies else self._sources(self._line.reads[i])
+        if i in self._line.filled:
+            sources = _joined((sources, self._filled(i)))
         if isinstance(step, Fence):
             self._fence(i, step)
             return
@@ -948,11 +1156,16 @@ class _Writer:
             return
         if self._line.copied and self._line.fused[i]:
             self._computed[self._line.makes[i][0]] = sources, nbytes[0]
-        readers = min(_READERS, roots.bit_count())
-        if readers and self._fused(i, step, sources, sum(nbytes), readers):
+        cut = self._line.cut.intersection(self._line.makes[i])
+        readers = 0 if cut else min(_READERS, roots.bit_count())
+        is_free = readers and not self._is_added_to_product(i)
+        if is_free and self._fused(i, step, sources, sum(nbytes), readers):
             return
-        makes = tuple(self._line.makes[i])
-        for name, size in zip(makes, nbytes, strict=True):
+        makes = tuple(name for name in self._line.makes[i] if name not in cut)
+        for name, size in zip(self._line.makes[i], nbytes, strict=True):
+            if name in cut:
+                self._behind[name] = sources
+                continue
             in_stack = name in self._stacked and self._line.fused[i]
             self._nbytes[name] = 0 if in_stack and not self._line.readers.get(name) else size
             self._behind[name] = frozenset((name,))
@@ -970,6 +1183,16 @@ class _Writer:
             turned = f"{makes[0]} in order"
             self._nbytes[turned], self._behind[makes[0]] = nbytes[0], frozenset((turned,))
             self._kernels.append(Kernel(COPY, (turned,), frozenset(makes), is_light=True))
+
+    def _filled(self, i: int) -> Pieces:
+        """The pieces full of one number that an instruction loads."""
+        names = self._line.filled[i]
+        for name in names:
+            if name not in self._nbytes:
+                _, dtype, shape = self._line.fills[name]
+                self._nbytes[name] = math.prod(shape) * item_bytes(dtype)
+                self._kernels.append(Kernel(FILL, (name,), _NONE))
+        return frozenset(names)
 
     def _counts_places(self, i: int, step: ListingStep) -> bool:
         """Notes an iota along a dim that devices share, and tells if an instruction is one.
@@ -1173,6 +1396,11 @@ class _Writer:
                 return product
         return None
 
+    def _is_added_to_product(self, i: int) -> bool:
+        """True if an instruction alone reads the product that it adds something to."""
+        product = self._product_added(i)
+        return product is not None and len(self._line.readers[product]) == 1
+
     def _unbiased(self, name: str) -> str:
         """The value to which a vector is added where that makes another, or the value itself."""
         line, at = self._line, self._line.maker.get(name)
@@ -1227,10 +1455,8 @@ class _Writer:
         if copy in padded:  # which has another shape: no kernel writes both
             self._nbytes[copy] = round(self._nbytes[copy] / padded.get(name, 1) * padded[copy])
             behind, at = stored[0], None
-        elif copy in self._line.grouped:  # by one kernel, for all that read the same rows
-            self._nbytes[copy] *= self._line.grouped[copy]
-            behind, at = stored[0], self._grouped_at.get(name)
-            self._grouped_at.setdefault(name, len(self._kernels))
+        elif copy in self._line.grouped:
+            behind, at = self._by_groups(name, copy, stored[0]), None
         else:
             at = self._written_at.pop(name, None)
         if at is not None:
@@ -1241,6 +1467,16 @@ class _Writer:
         self._kernels.append(
             Kernel(COPY, (copy,), _pieces(behind), is_light=True, wasted_bytes=wasted)
         )
+
+    def _by_groups(self, name: str, copy: str, behind: _Behind) -> _Behind:
+        """Weighs the copy of rows for each group, and tells what it is made from."""
+        made = self._line.grouped[copy]
+        self._nbytes[copy] *= made.count
+        if made.turned is None:
+            return _joined((behind, self._sources([made.sizes] if made.sizes else [])))
+        if made.turned not in self._nbytes:
+            self._copy(name, made.turned)
+        return frozenset((made.turned,))
 
     def _wasted(self, copy: str) -> int:
         """Bytes that are loaded beside those that a copy is made from."""
@@ -1394,10 +1630,6 @@ class _Writer:
             items = self._nbytes[makes[0]] // item_bytes(op.results[0].dtype)
             shard = self._sizes.shard(step, op)
             scratch = split_bytes(op, items, step.operand_shardings[0], shard)
-        if op.kind == "ragged_dot_general":  # the first that reads its rows turns them over
-            for name, copy in self._line.copied.get(i, {}).items():
-                is_first = self._kernels[self._grouped_at[name]].makes[0] == copy
-                scratch = self._nbytes[copy] if is_first else 0
         light = self._line.fused[i] or is_reduction(op)
         in_place = works_in_place(op)
         work = 0.0

@@ -16,10 +16,12 @@ from autopar.cost.kernels import (
     ADDING,
     COPY,
     FILL,
+    Fill,
     Kernel,
     Pieces,
     Sizes,
     Stored,
+    filled_with,
     is_fused_into_readers,
     is_product,
     pieces_of,
@@ -44,7 +46,7 @@ from autopar.cost.order import (
     post_order,
     with_siblings,
 )
-from autopar.cost.siblings import gone_across, with_equals_across
+from autopar.cost.siblings import Across, gone_across, with_equals_across
 from autopar.cost.sums import added_sums
 from autopar.cost.timeline import Timed, beside_moves, entering, piece_times, row_work
 from autopar.cost.trips import (
@@ -382,9 +384,11 @@ class _Walk:
         self._timed = {id(t.block): t for t in blocks}
         self._pipelined = timed.pipelined if timed is not None else frozenset(PIPELINED_IN_TURN)
         self._crossed: dict[tuple[str, ...], tuple[Stored, Leaving]] = {}
+        # What element-wise work makes, and what goes alike across, where it runs outside its loop.
         self._outside_shapes: dict[str, tuple[int, ...]] = {}
+        self._outside_across: dict[str, Across] = {}
         # The number that each stack is filled with, its dtype and shape.
-        self._fills: dict[str, tuple[str, str, tuple[int, ...]]] = {}
+        self._fills: dict[str, Fill] = {}
         self.elsewhere: dict[str, PieceTime] = {}  # times of what is made outside of its loop
         self._inside: dict[tuple[str, ...], Moment] = {}
         self._bodies: dict[tuple[str, ...], list[Moment]] = {}
@@ -531,7 +535,8 @@ class _Walk:
             found = self._shapes(block, stored)
             stored = with_siblings(stored, [found.get(k.makes[0]) for k in stored.kernels])
         if self._sizes.platform != "cpu":
-            across = [gone_across(block, self._sizes, k) for k in stored.kernels]
+            along = self._across(block, stored)
+            across = [along.get(k.makes[0]) for k in stored.kernels]
             stored = with_equals_across(stored, across)
         return combined(stored)
 
@@ -541,7 +546,7 @@ class _Walk:
         To XLA that is one value, of which everybody who writes into it gets a copy: it makes all of
         them when it makes the first.
         """
-        first_of: dict[tuple[str, str, tuple[int, ...]], int] = {}
+        first_of: dict[Fill, int] = {}
         kernels = list(stored.kernels)
         for k, kernel in enumerate(kernels):
             key = self._filled_with(block, kernel)
@@ -552,10 +557,11 @@ class _Walk:
                 kernels[k] = replace(kernel, makes=())
         return replace(stored, kernels=tuple(kernel for kernel in kernels if kernel.makes))
 
-    def _filled_with(self, block: Block, kernel: Kernel) -> tuple[str, str, tuple[int, ...]] | None:
+    def _filled_with(self, block: Block, kernel: Kernel) -> Fill | None:
         """The number that a kernel fills a buffer with, and its dtype and shape."""
         if kernel.at == FILL:
-            return self._fills.get(kernel.makes[0])
+            (name,) = kernel.makes
+            return self._fills.get(name) or self._sizes.line(block).fills.get(name)
         step = kernel.instruction(block)
         op = self._sizes.op(step.equation) if isinstance(step, LocalOp) else None
         if not isinstance(step, LocalOp) or op is None or kernel.reads:
@@ -563,8 +569,7 @@ class _Walk:
         number = op.operands[0] if op.kind == "broadcast_in_dim" else None
         if not isinstance(number, Literal):
             return None
-        text = "0" if number.text == "0.0" else number.text
-        return text, op.results[0].dtype, self._sizes.made(step, op)
+        return filled_with(number, self._sizes.made(step, op))
 
     def _along_rows(self, block: Block, stored: Stored) -> Stored:
         """The kernels, those that Triton makes one of joined."""
@@ -579,6 +584,15 @@ class _Walk:
                 op = self._sizes.op(step.equation)
                 if is_fused_into_readers(op):
                     found[kernel.makes[0]] = self._sizes.made(step, op)
+        return found
+
+    def _across(self, block: Block, stored: Stored) -> dict[str, Across]:
+        """The shapes and dims that kernels go across, by what they make first."""
+        found = dict(self._outside_across)
+        for kernel in stored.kernels:
+            across = gone_across(block, self._sizes, kernel)
+            if across is not None:
+                found[kernel.makes[0]] = across
         return found
 
     def unrolled(
@@ -605,9 +619,12 @@ class _Walk:
             body, leaving = crossed
             timed = self.timed(step.bodies[0])
             times = piece_times(timed, body.nbytes) if timed is not None else {}
+            unrolled = Unrolled(kernel, step, flow, body, stored, leaving, times)
+            named = unrolled.named.items()
             shapes = self._shapes(step.bodies[0], body)
-            unrolled = Unrolled(kernel, step, flow, body, stored, leaving, times, shapes)
-            self._outside_shapes.update(unrolled.shapes)
+            across = self._across(step.bodies[0], body)
+            self._outside_shapes.update((n, shapes[o]) for n, o in named if o in shapes)
+            self._outside_across.update((n, across[o]) for n, o in named if o in across)
             kernels += unrolled.kernels
             nbytes.update(unrolled.nbytes)
             operands.update(unrolled.operands)

@@ -23,13 +23,14 @@ from autopar.ir.values import item_bytes
 # What one kernel may hold near a core; tiles of what is turned over lie there, and of sums in f32
 # four. Sums over rows take next to nothing, but one kernel has so many at most.
 _NEAR_BYTES, _TILE_ITEMS, _TILES_OF_SUM, _SUM_BYTES, _MOST_ROWS = 48 * 1024, 32 * 33, 4, 4, 8
+_MOST_BY_GROUPS = 32  # each reads and makes a piece, and a kernel has 96 of both at most
 _MOST_ON_TPU = 4  # as DeepSeek's layers show on v5p
 
 
 @dataclass(frozen=True)
 class Across:
     """The shape that a kernel goes over, and across which dims: those that it sums up, or all in
-    the order that it leaves them in. At `most` so many run as one.
+    the order that it leaves them in, or none. At `most` so many run as one.
     """
 
     sizes: tuple[int, ...]
@@ -39,7 +40,9 @@ class Across:
 
 
 def gone_across(block: Block, sizes: Sizes, kernel: Kernel) -> Across | None:
-    """Shape and dims of what a kernel sums up or turns over; None for others, and by Triton."""
+    """Shape and dims of what a kernel sums up, turns over or copies by groups; None for others, and
+    by Triton.
+    """
     step = kernel.instruction(block)
     if isinstance(step, LocalOp) and kernel.is_light and not kernel.alone:
         op = sizes.op(step.equation)
@@ -54,6 +57,9 @@ def gone_across(block: Block, sizes: Sizes, kernel: Kernel) -> Across | None:
         columns = _NEAR_BYTES // (_TILES_OF_SUM * _TILE_ITEMS * _SUM_BYTES)
         return Across(shape, dims, True, _MOST_ROWS if innermost in dims else columns)
     line = sizes.line(block)
+    grouped = line.grouped.get(kernel.makes[0])
+    if grouped is not None:
+        return None if grouped.turned else Across(grouped.shape, (), False, _MOST_BY_GROUPS)
     turned = line.copies.get(kernel.makes[0]) if kernel.at == COPY else None
     at = line.maker.get(turned[0]) if turned is not None else None
     made = block.instructions[at] if at is not None else None

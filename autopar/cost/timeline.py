@@ -20,6 +20,8 @@ from autopar.cost.few_blocks import BlockCounts, FewBlocks
 from autopar.cost.kernels import (
     ADDING,
     COPY,
+    FILL,
+    LONGEST_ROW,
     Kernel,
     Sizes,
     Stored,
@@ -103,8 +105,6 @@ class Seconds:
         )  # fmt: skip
 
 
-# Rows of 4,096 XLA gives to Triton, rows of 50,304 it does not.
-_LONGEST_ROW = 8192
 # Sums over rows are f32. XLA's model has a cache that is so much faster than memory, and next to
 # each core one that holds 2 KiB of a piece and is 8 times as fast as that.
 _SUM_BYTES, _NEAR_CACHE_BYTES, _FROM_CACHE, _FROM_NEAR_CACHE = 4, 2048, 2.5, 20
@@ -164,7 +164,8 @@ class KernelTimes:
             return Seconds(taken + (self._prices.elementwise(2 * turned) if turned else 0.0))
         if kernel.at < 0:  # a copy
             copied = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
-            return Seconds(self._prices.elementwise(2 * copied + kernel.wasted_bytes))
+            loaded = 0 if kernel.at == FILL else copied
+            return Seconds(self._prices.elementwise(loaded + copied + kernel.wasted_bytes))
         if not self._sums.views.isdisjoint(kernel.makes):
             return Seconds()
         return self._own(kernel)
@@ -228,8 +229,6 @@ class KernelTimes:
         dims = product_dims(op, run, self._sizes) if self._sizes.platform == "gpu" else None
         if dims is not None:
             taken, fewest = (self._prices.product(op, n, dims) for n in (nbytes, 0))
-            if op.kind == "ragged_dot_general":  # the rows of all groups are turned over
-                taken += self._prices.elementwise(2 * kernel.scratch_bytes)
         else:
             share = run.share(self._prices.mesh)
             taken, fewest = (self._prices.kernel(op, n, share) for n in (nbytes, 0))
@@ -259,7 +258,7 @@ def row_work(block: Block, sizes: Sizes, kernel: Kernel) -> RowWork | None:
     if is_reduction(op):
         return _row_sum(sizes, step, op)
     shape = sizes.made(step, op)
-    return RowWork(shape, sums=False) if shape and shape[-1] <= _LONGEST_ROW else None
+    return RowWork(shape, sums=False) if shape and shape[-1] <= LONGEST_ROW else None
 
 
 def _row_sum(sizes: Sizes, step: LocalOp, op: Op) -> RowWork | None:
@@ -271,7 +270,7 @@ def _row_sum(sizes: Sizes, step: LocalOp, op: Op) -> RowWork | None:
     shape = sizes.shard(step, op)
     if not left.isdisjoint(last) or any(not left.issuperset(dim) for dim in outer):
         return None
-    return RowWork(shape, sums=True) if shape[-1] <= _LONGEST_ROW else None
+    return RowWork(shape, sums=True) if shape[-1] <= LONGEST_ROW else None
 
 
 def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -> dict[str, int]:

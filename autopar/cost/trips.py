@@ -184,7 +184,7 @@ _Left = tuple[str, _Names]  # a trip's label, and its names
 class Unrolled:
     """A loop as the kernels of the step around it, trips that are taken out of it among them.
 
-    `times` are those of the body's pieces.
+    `times` are those of the body's pieces; `named` tells which of these each piece outside is.
     """
 
     def __init__(
@@ -196,14 +196,12 @@ class Unrolled:
         outer: Stored,
         leaving: Leaving,
         times: Mapping[str, PieceTime],
-        shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
         self.kernels: list[Kernel] = []
         self.nbytes: dict[str, int] = {}
         self.times: dict[str, PieceTime] = {}
         self.operands: dict[str, Sequence[str]] = {}  # what kernels read, as Stored has it
-        self.shapes: dict[str, tuple[int, ...]] = {}  # of what element-wise work makes
-        self._body_shapes = shapes
+        self.named: dict[str, str] = {}
         self._loop, self._flow, self._body, self._outer = loop, flow, body, outer
         self._block, self._leaving, self._body_times = loop.bodies[0], leaving, times
         self._entries: _Names = {}
@@ -314,8 +312,7 @@ class Unrolled:
         for n, name in zip(kernel.makes, makes, strict=True):
             names[n] = frozenset((name,))
             self.nbytes[name] = self._body.nbytes[n]
-            if n in self._body_shapes:
-                self.shapes[name] = self._body_shapes[n]
+            self.named[name] = n
             if n in self._body_times:
                 self.times[name] = self._body_times[n]
         self.kernels.append(replace(kernel, at=OUTSIDE, makes=makes, reads=reads, is_early=False))
@@ -368,8 +365,8 @@ class Unrolled:
             if name in made and name not in final:
                 final[name] = result
                 self.nbytes[result] = self.nbytes.pop(name)
-                if name in self.shapes:
-                    self.shapes[result] = self.shapes.pop(name)
+                if name in self.named:
+                    self.named[result] = self.named.pop(name)
                 if name in self.times:
                     self.times[result] = self.times.pop(name)
             else:  # it is an argument, or another result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 import autopar
 from autopar.cluster import Cluster
 from autopar.cluster.target import Target
+from autopar.cost.kernels import Sizes
 from autopar.cost.memory import held_spans
 from autopar.ir.listing import LocalOp
 from autopar.ir.sharding import MeshShape
@@ -112,3 +114,58 @@ def test_buffers_of_every_dtype_may_be_filled(dtype: Any, number: complex) -> No
     batch = [jax.ShapeDtypeStruct((8,), jnp.int32)] * 2
     plan = autopar.plan(step, table, batch, cluster="2xh100", mesh="2", method="dp", cache=False)
     assert plan.prediction.peak_bytes > plan.prediction.argument_bytes
+
+
+Update = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def looked_up(update: Update) -> Planned:
+    """A step that looks a few rows of a table up, and updates it."""
+    table = jax.ShapeDtypeStruct((4096, 64), jnp.float32)
+
+    def step(table: jax.Array, rows: jax.Array) -> Any:
+        return update(table, jax.grad(lambda t: jnp.sum(jnp.tanh(t[rows])))(table)), ()
+
+    rows = jax.ShapeDtypeStruct((4,), jnp.int32)
+    return autopar.parallelize(step, cluster="1xh100", cache=False).planned(table, rows)
+
+
+@pytest.mark.parametrize(
+    ("update", "tables"),
+    [
+        (lambda t, g: t - g, 1),
+        (lambda t, g: t - jnp.where(t > 1.0, g, 0.0), 2),
+        (lambda t, g: t - jnp.maximum(g, 0.0), 2),
+        (lambda t, g: t - jnp.maximum(g, 1.0), 1),
+        (lambda t, g: t - (g + 0.0), 1),
+    ],
+)
+def test_zeros_that_a_scatter_writes_into_are_kept_for_those_that_read_zeros(
+    update: Update, tables: int
+) -> None:
+    """As a rectified value, or one under a mask, does; what adds zeros reads none."""
+    prediction = looked_up(update).plan.prediction
+    held = prediction.peak_bytes - prediction.argument_bytes
+    assert held == pytest.approx(tables * 4096 * 64 * 4, rel=0.01)
+
+
+@needs_gpu_compiler
+def test_the_compiler_keeps_zeros_for_those_that_read_them() -> None:
+    (program,) = programs_of(looked_up(lambda t, g: t - jnp.maximum(g, 0.0)), H100, Target.of(H100))
+    export: Any = program.export
+    compiled = compile_ahead(export())
+    assert program.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)
+
+
+def test_the_gradient_of_a_pooling_is_scattered_into_zeros_that_others_read() -> None:
+    def step(weight: jax.Array, batch: jax.Array) -> Any:
+        def loss(weight: jax.Array) -> jax.Array:
+            wide, sides = jnp.maximum(batch @ weight, 0), (1, 2, 1)
+            return jnp.sum(jax.lax.reduce_window(wide, -jnp.inf, jax.lax.max, sides, sides, "SAME"))
+
+        return weight - jax.grad(loss)(weight), ()
+
+    given = jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((4, 6, 8), jnp.float32)
+    found = autopar.parallelize(step, cluster="1xh100", cache=False).planned(*given)
+    line = Sizes(found.graph, found.plan.mesh).line(found.program.parts[0].listing.block)
+    assert [*line.fills.values()] == [("0", "f32", (4, 6, 8))]

@@ -18,13 +18,24 @@ BUFFERS = st.lists(
 
 
 @pytest.mark.smoke
-def test_large_buffers_leave_holes_that_small_ones_do_not_fit() -> None:
-    # a, the largest, lies below b, and c where a does before that is made: what is left beside c
-    # is a hole of 1, too small for d.
-    a, b, c, d = Buffer(4, 3, 3), Buffer(2, 1, 3), Buffer(3, 2, 2), Buffer(2, 2, 2)
-    assert most_at_once((a, b, c, d)) == 3 + 2 + 2
-    assert heap_bytes((a, b, c, d)) == 4 + 2 + 2
-    assert heap_bytes((a, b, c, Buffer(1, 2, 2))) == 4 + 2
+def test_buffers_leave_holes_that_others_do_not_fit() -> None:
+    # a and b, the largest, lie below c and d, of which d finds c above b: c was placed above a.
+    a, b, c, d = Buffer(3, 1, 1), Buffer(3, 3, 3), Buffer(1, 0, 2), Buffer(1, 2, 3)
+    assert most_at_once((a, b, c, d)) == 3 + 1
+    assert heap_bytes((a, b, c, d)) == 3 + 1 + 1
+    assert heap_bytes((a, b, c, Buffer(1, 3, 3))) == 3 + 1
+
+
+def test_those_that_are_held_longest_come_first_where_that_takes_less() -> None:
+    # After a and b, d lies above b, and c above d. Before them, d and c lie below b.
+    a, b, c, d = Buffer(4, 0, 1), Buffer(3, 2, 3), Buffer(2, 3, 3), Buffer(2, 1, 3)
+    assert heap_bytes((a, b, c, d)) == most_at_once((a, b, c, d)) == 3 + 2 + 2
+
+
+def test_a_buffer_of_a_thousandth_may_find_no_hole() -> None:
+    large, small = (Buffer(999, 1, 1), Buffer(999, 3, 3)), (Buffer(1, 0, 2), Buffer(1, 2, 4))
+    assert heap_bytes((*large, *small)) == 999 + 2
+    assert heap_bytes((*(b._replace(nbytes=9999) for b in large), *small)) == 9999 + 1
 
 
 @given(BUFFERS)

@@ -192,6 +192,29 @@ def test_matrices_of_two_byte_numbers_are_padded_for_tensor_cores() -> None:
         assert plain.keys() == {"%s", "%y"}
 
 
+@pytest.mark.parametrize(("axis", "is_stored"), [(2, True), (1, False)])
+def test_what_is_made_of_rows_and_their_sums_is_padded_by_a_kernel_of_its_own(
+    axis: int, is_stored: bool
+) -> None:
+    """Triton, which goes along rows, pads nothing. Of sums of columns all is made padded."""
+    spread = (0, 1) if axis == 2 else (0, 2)
+    graph = graph_of(
+        "%s: bf16[4,49,49] = dot_general(%q, %q) forward "
+        "{dimension_numbers=(((2,), (2,)), ((0,), (0,)))}",
+        f"%m: bf16[4,49] = reduce_max(%s) forward {{axes=({axis},), out_sharding=None}}",
+        "%w: bf16[4,49,49] = broadcast_in_dim(%m) forward "
+        f"{{shape=(4, 49, 49), broadcast_dimensions={spread}, sharding=None}}",
+        "%p: bf16[4,49,49] = sub(%s, %w) forward",
+        "%y: bf16[4,49,32] = dot_general(%p, %q) forward "
+        "{dimension_numbers=(((2,), (1,)), ((0,), (0,)))}",
+        inputs='%q: bf16[4,49,32] batch "q"',
+        returns='%y "y"',
+    )
+    pieces = {name for names in made(kernels_of(graph)) for name in names}
+    assert "%p padded as 0,1,2" in pieces
+    assert ("%p" in pieces) == is_stored
+
+
 def test_one_kernel_writes_a_value_as_it_lies_and_turned_over() -> None:
     graph = turned_pair(KEEPS_TWO, SUMS_TWO, returns='%y "y", %z "z"')
     assert made(kernels_of(graph)) == [("%s",), ("%p", "%p as 0,1,3,4,2"), ("%y",), ("%z",)]

@@ -11,10 +11,14 @@ import pytest
 import autopar
 from autopar.cluster import Cluster
 from autopar.cluster.target import Target
-from autopar.cost.prices import elementwise_seconds, kernel_seconds, product_seconds
+from autopar.cost.kernels import Sizes
+from autopar.cost.memory import step_kernels
+from autopar.cost.prices import Prices, elementwise_seconds, kernel_seconds, product_seconds
+from autopar.cost.timeline import timed_listing
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.launch import compile_ahead
 from autopar.verifying.programs import programs_of
+from tests.cost.test_memory import ONE
 from tests.runtime.aot_programs import needs_gpu_compiler
 
 GROUPS, ROWS, TERMS, COLUMNS = 8, 4096, 512, 1024
@@ -40,13 +44,62 @@ def planned(step: Any, cluster: str = "1xh100") -> Planned:
 
 
 def test_a_gpu_multiplies_all_rows_by_each_group() -> None:
-    """Rows with zeros for those of other groups are written out, turned over, and multiplied."""
+    """Rows with zeros for those of other groups are written out and multiplied."""
     by_groups = 2 * GROUPS * ROWS * TERMS
     nbytes = by_groups + 2 * (GROUPS * TERMS * COLUMNS + ROWS * COLUMNS)
     product = product_seconds(H100.chip, (1, ROWS, COLUMNS, GROUPS * TERMS), nbytes, "bf16")
-    copies = 2 * elementwise_seconds(H100.chip, 2 * by_groups)
+    copy = elementwise_seconds(H100.chip, 2 * by_groups)
     found = planned(forward).plan.prediction.seconds
-    assert found == pytest.approx(product + copies, rel=1e-6)
+    assert found == pytest.approx(product + copy, rel=1e-6)
+
+
+def as_run(step: Any, *args: Any) -> list[tuple[tuple[str, ...], set[str]]]:
+    """The copies of rows by groups that each kernel makes and reads, as a GPU runs them."""
+    (made,) = autopar.parallelize(step, cluster="1xh100", cache=False).planned(*args).program.parts
+    graph, block = made.part.graph, made.listing.block
+    prices = Prices(H100, ONE)
+    sizes = Sizes(graph, ONE, "gpu")
+    found = step_kernels(
+        graph, made.listing, sizes, timed_listing(graph, made.listing, prices, sizes)
+    )
+    kernels = found.joined(block, found.stored).kernels
+    grouped = sizes.line(block).grouped
+    rows = ((tuple(n for n in k.makes if n in grouped), k.reads & grouped.keys()) for k in kernels)
+    return [(made, {*reads}) for made, reads in rows if made or reads]
+
+
+def test_gradients_of_groups_take_both_sides_by_groups() -> None:
+    """The copy that a product wants turned over is turned over from theirs."""
+    weight = jax.ShapeDtypeStruct((2, 8, 16), jnp.bfloat16)
+    rows = jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
+    batch = {"rows": rows, "sizes": jax.ShapeDtypeStruct((2,), jnp.int32)}
+    found = as_run(trained, weight, batch)
+    (whole,), _ = found[0]
+    (by_terms,), _ = found[1]
+    (other,), _ = found[3]
+    assert found == [
+        ((whole,), set()), ((by_terms,), {whole}), ((), {by_terms}),
+        ((other,), set()), ((), {whole, other}),
+    ]  # fmt: skip
+
+
+def test_copies_of_the_same_groups_run_as_one() -> None:
+    """So all that the gradients of what the groups have read is there at once."""
+
+    def step(weights: Any, batch: Any) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            one, other = (jax.lax.ragged_dot(batch["rows"], w, batch["sizes"]) for w in weights)
+            return jnp.mean(one * other)
+
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights)), ()
+
+    weight = jax.ShapeDtypeStruct((4, 8, 16), jnp.bfloat16)
+    rows = jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
+    batch = {"rows": rows, "sizes": jax.ShapeDtypeStruct((4,), jnp.int32)}
+    found = as_run(step, (weight, weight), batch)
+    assert [len(made) for made, _ in found] == [1, 1, 0, 0, 2, 0, 0]
+    (whole,), gradients = found[0][0], found[4][0]
+    assert [reads for _, reads in found[-2:]] == [{whole, gradient} for gradient in gradients]
 
 
 @pytest.mark.parametrize(("cluster", "times"), [("1xh100", GROUPS), ("v5e:2x2", 1), ("1xcpu", 1)])

@@ -176,3 +176,19 @@ def test_what_is_made_again_waits_for_no_kernel_that_waits_for_it() -> None:
     needs = {k.makes: {maker[r] for r in k.reads if r in maker} - {k.makes} for k in again}
     order = [*TopologicalSorter(needs).static_order()]  # raises CycleError
     assert order.index(("r",)) < order.index(("p", "q"))
+
+
+def test_a_scan_may_have_one_trip() -> None:
+    """Its body's ops are none of the step's, though they run as often."""
+
+    def step(weights: jax.Array, x: jax.Array) -> Any:
+        def loss(weights: jax.Array) -> jax.Array:
+            return jnp.mean(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), ()), x, weights)[0])
+
+        return weights - jax.grad(loss)(weights), ()
+
+    given = jax.ShapeDtypeStruct((1, 8, 8), jnp.float32), jax.ShapeDtypeStruct((4, 8), jnp.float32)
+    found = autopar.parallelize(step, cluster="1xh100", cache=False).planned(*given)
+    prices = found.programs.placed.contexts[0].tables.prices
+    residuals = Residuals(found.graph, found.program.parts[0].listing, prices)
+    assert residuals.peak(frozenset()) > 0

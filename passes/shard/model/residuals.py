@@ -67,15 +67,14 @@ class Residuals:
         self._rootless: set[str] = set()  # made of literals: to make one again is to keep it
         for at, op in enumerate(graph.ops):
             if op.origin.region == "forward":
-                self._meet(at, op, 1)
+                self._meet(at, op, self._pairs.get(at))
 
-    def _meet(self, at: int, op: Op, trips: int) -> None:
-        """Note an op of the forward pass, or of a paired scan's body."""
+    def _meet(self, at: int, op: Op, pair: _Pair | None, trips: int = 1) -> None:
+        """Note an op of the forward pass, maybe a paired scan, or of such a scan's body."""
         self._position.update((r.name, at) for r in op.results)
         self._trips.update((r.name, trips) for r in op.results)
         if self._rootless.issuperset(op.value_operands):
             self._rootless.update(r.name for r in op.results)
-        pair = self._pairs.get(at) if trips == 1 else None
         if pair is None:
             kinds = {op.kind, *(inner.kind for g in op.graphs for inner in g.walk())}
             if not any(word in kind for kind in kinds for word in _ONCE):
@@ -89,7 +88,7 @@ class Residuals:
             if port.operand is not None and not port.is_carry:
                 self._outer[given.value.name] = op.operands[port.operand]
         for inner in body.ops:
-            self._meet(at, inner, pair.length)
+            self._meet(at, inner, None, pair.length)
 
     # What lies where is read when it is asked for: where no scan stacks, nothing may be faster.
 
