@@ -65,10 +65,15 @@ def _conv_general_dilated(op: Op, operands: Sequence[Value]) -> Rule:
 
 
 def _conv_terms(op: Op, operands: Sequence[Value]) -> int:
-    """For each item that it makes, the taps of one feature."""
+    """For each item that it makes, the taps of one feature that do not fall between its inputs.
+
+    Where inputs lie apart, as for the input's gradient of a convolution with strides, no compiler
+    multiplies the zeros between them.
+    """
     taps = operands[1].shape
     features = taps[ints(fields(op.param("dimension_numbers"))["rhs_spec"])[0]]
-    return op.results[0].item_count * math.prod(taps) // max(features, 1)
+    apart = math.prod(op.ints("lhs_dilation"))
+    return op.results[0].item_count * math.prod(taps) // max(features * apart, 1)
 
 
 def _in_order(dims: Mapping[int, Dim]) -> list[Dim]:

@@ -39,6 +39,11 @@ HAND: dict[str, tuple[Any, tuple[Any, ...], int]] = {
         (shape(2, 8, 8, 4), shape(3, 3, 2, 10)),
         2 * (2 * 6 * 6 * 10) * 18,
     ),
+    "convolution of inputs that lie apart": (  # 2 x 7 x 7 of each: their zeros are not multiplied
+        lambda x, w: lax.conv_transpose(x, w, (2, 2), "SAME"),
+        (shape(2, 7, 7, 3), shape(4, 4, 3, 10)),
+        2 * (2 * 7 * 7 * 3) * (4 * 4 * 10),
+    ),
     "scan": (_twice, (X, shape(8, 8)), 6 * 2 * 16 * 8 * 8),
     "element-wise": (jnp.sin, (X,), 128),
     "sum": (jnp.sum, (X,), 128),
