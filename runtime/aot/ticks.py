@@ -22,6 +22,7 @@ stablehlo: Any = stablehlo_dialect
 _WHILE, _MANUAL = "stablehlo.while", "sdy.manual_computation"
 _CHANNEL = "#stablehlo.channel_handle<handle = {handle}, type = 1>"
 _TIED = 8  # results of a loop that its tick is added to
+_NUMBERS = frozenset("f16 bf16 f32 f64 i8 i16 i32 i64 ui8 ui16 ui32 ui64".split())
 _FIRST_CHANNEL = 1_000_000  # far from those of the program's own collectives
 
 
@@ -55,7 +56,7 @@ def _tied(loop: Any) -> list[int]:
 
 
 def _is_number(kind: Any) -> bool:
-    return str(kind.element_type) in ("f32", "bf16", "f16", "f64", "i32", "i64")
+    return str(kind.element_type) in _NUMBERS
 
 
 def _tick(loop: Any, mesh: MeshShape, channel: int, is_manual: bool) -> None:

@@ -73,6 +73,22 @@ def test_each_loop_sends_and_the_result_stays(of: Callable[[Any], Callable[..., 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), compiled(*arrays), plain)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "int16", "float16"])
+def test_loops_over_any_numbers_tick(dtype: str) -> None:
+    """As a binary search does, whose places are uint32."""
+
+    def doubled(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 5, lambda _, x: x * 2 - x // 3, x)
+
+    mesh = jax.make_mesh(SHAPE.sizes, SHAPE.names, axis_types=(AxisType.Auto,) * 2)
+    given = jax.device_put(np.arange(8).astype(dtype), NamedSharding(mesh, P("data")))
+    lowered = jax.jit(doubled).lower(given)
+    module: Any = lowered.compiler_ir("stablehlo")
+    assert add_ticks(module, SHAPE) == 1
+    module.operation.verify()
+    np.testing.assert_array_equal(lowered.compile()(given), jax.jit(doubled)(np.asarray(given)))
+
+
 def on_h100(of: Callable[[Any], Callable[..., Any]]) -> AotProgram:
     """The program for 8 H100."""
     cluster, mesh = Cluster.parse("8xh100"), abstract_mesh(SHAPE)
