@@ -183,6 +183,42 @@ def padded_share(op: Op) -> float:
     return share
 
 
+def _is_run_backward(op: Op) -> bool:
+    """True for the gradient of the input of a convolution with strides, which cuDNN has a call for.
+
+    Where features come in groups XLA for GPUs writes it as a convolution, of inputs that lie apart.
+    """
+    is_apart = any(apart > 1 for apart in op.ints("lhs_dilation"))
+    return is_apart and op.whole("feature_group_count") == 1 and has_filter(op)
+
+
+def _made_share(op: Op) -> float:
+    """The size of what such a call makes over that of the gradient, which is cut out of it.
+
+    The image of its convolution is padded as much on either side, and the gradient is that image's.
+    """
+    numbers = fields(op.param("dimension_numbers"))
+    image, taps, made = operand_shape(op, 0), operand_shape(op, 1), op.results[0].shape
+    if not image or not taps:
+        return 1.0
+    share = 1.0
+    places = (ints(numbers[name])[2:] for name in ("lhs_spec", "rhs_spec", "out_spec"))
+    padding, dilation = pairs(op.param("padding")), op.ints("lhs_dilation")
+    for (i, t, m), (low, _), apart in zip(
+        zip(*places, strict=True), padding, dilation, strict=True
+    ):
+        before = taps[t] - 1 - low
+        behind = max(0, (image[i] - 1) * apart + taps[t] - made[m] - before)
+        share *= (made[m] + abs(before - behind)) / made[m]
+    return share
+
+
+def _padding(op: Op) -> str:
+    """How a convolution pads the image that it reads: those that do alike share the copy."""
+    rows = zip(pairs(op.param("padding")), op.ints("lhs_dilation"), strict=True)
+    return ", ".join(f"{low}:{high}:{apart}" for (low, high), apart in rows)
+
+
 def works_in_place(op: Op) -> bool:
     """True if a result may take the buffer of an operand that nobody reads later."""
     if is_scatter(op) or op.kind == "dynamic_update_slice":
@@ -281,7 +317,8 @@ class Line:
     Copies whose items are loaded `apart`, by name, come with the product's results that they are
     made from, and so do those that stand `before` what is computed of such a result. Copies of
     images, and of what products read, are `padded` to so many times their size, and so are results
-    of products by their own names; rows are `grouped`, by the names of their copies. Those that
+    of products and convolutions by their own names; rows are `grouped`, by the names of their
+    copies. Those that
     read a number that a scatter finds everywhere, too, load it: `filled` are they, with the names
     of what is loaded, and `fills` the number, its dtype and the shape of each of these. Of each
     instruction it is told if anyone wants it, and the `roots`: into which kernels it may be fused,
@@ -497,8 +534,10 @@ def _read_from_memory(
     if op.kind == "conv_general_dilated":
         apart = _laid_out_filter(line, i, op, run)
         image, share = run.operands[0], padded_share(op)
-        if sizes.platform == "gpu" and image is not None and share > 1:
-            copy = f"{image} padded {share:.6g} times"
+        if sizes.platform == "gpu" and _is_run_backward(op):
+            line.padded[run.results[0]] = _made_share(op)
+        elif sizes.platform == "gpu" and image is not None and share > 1:
+            copy = f"{image} padded by {_padding(op)}"
             line.copied[i] = {**line.copied.get(i, {}), image: copy}
             line.padded[copy] = share
             apart.add(image)

@@ -65,6 +65,50 @@ def test_an_image_that_is_padded_on_one_side_is_written_out_padded(
     assert [nbytes for _, nbytes in found] == written * [4 * 9 * 9 * 64 * 2]
 
 
+def padded_gradient(groups: int, taps: int = 3) -> tuple[list[int], list[int]]:
+    """Sizes of the copies in which inputs of convolutions lie apart, and of what these make.
+
+    It is the gradient of an image of 8 by 8 by 64, of a convolution with strides of 2.
+    """
+
+    def step(weight: jax.Array, batch: jax.Array) -> Any:
+        def loss(weight: jax.Array) -> jax.Array:
+            made = jax.lax.conv_general_dilated(
+                jnp.tanh(batch * weight[0, 0, 0]), weight, (2, 2), "SAME",
+                dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups,
+            )  # fmt: skip
+            return jnp.mean(jnp.tanh(made) ** 2)
+
+        return weight - 0.1 * jax.grad(loss)(weight), ()
+
+    planned = autopar.parallelize(step, cluster="1xh100", cache=False).planned(
+        jax.ShapeDtypeStruct((taps, taps, 64 // groups, 64), jnp.bfloat16),
+        jax.ShapeDtypeStruct((4, 8, 8, 64), jnp.bfloat16),
+    )
+    (part,) = planned.program.parts
+    sizes = Sizes(planned.graph, planned.plan.mesh)
+    block = part.listing.block
+    found = stored_kernels(block, sizes, sizes.inputs(part.listing), lambda *_: 0)
+    made = [
+        r for op in planned.graph.ops for r in op.results
+        if op.kind == "conv_general_dilated" and max(op.ints("lhs_dilation")) > 1
+    ]  # fmt: skip
+    copies_apart = [n for name, n in found.nbytes.items() if name.endswith(":2")]
+    return copies_apart, [found.nbytes[r.name] for r in made]
+
+
+def test_the_gradient_of_a_padded_image_is_made_as_large_as_that() -> None:
+    """cuDNN reads the inputs as they lie, and the gradient is cut out of what it makes."""
+    assert padded_gradient(1) == ([], [4 * 9 * 9 * 64 * 2])
+    assert padded_gradient(1, taps=1) == ([], [4 * 8 * 8 * 64 * 2])  # of no padding
+
+
+def test_with_groups_of_features_inputs_are_written_out_apart() -> None:
+    copied, made = padded_gradient(64)
+    assert copied == [4 * 10 * 10 * 64 * 2]
+    assert made == [4 * 8 * 8 * 64 * 2]
+
+
 @pytest.mark.parametrize(("taps", "turned"), [((3, 3, 64, 33), 1), ((3, 3, 33, 64), 0)])
 def test_the_gradient_of_a_filter_is_turned_over_before_another_dim_is_scattered(
     taps: tuple[int, ...], turned: int
