@@ -201,15 +201,14 @@ def _made_share(op: Op) -> float:
     image, taps, made = operand_shape(op, 0), operand_shape(op, 1), op.results[0].shape
     if not image or not taps:
         return 1.0
-    share = 1.0
-    places = (ints(numbers[name])[2:] for name in ("lhs_spec", "rhs_spec", "out_spec"))
+    at = [ints(numbers[name])[2:] for name in ("lhs_spec", "rhs_spec", "out_spec")]
     padding, dilation = pairs(op.param("padding")), op.ints("lhs_dilation")
-    for (i, t, m), (low, _), apart in zip(
-        zip(*places, strict=True), padding, dilation, strict=True
-    ):
-        before = taps[t] - 1 - low
-        behind = max(0, (image[i] - 1) * apart + taps[t] - made[m] - before)
-        share *= (made[m] + abs(before - behind)) / made[m]
+    share = 1.0
+    for k, (low, _) in enumerate(padding):
+        inputs, window, size = image[at[0][k]], taps[at[1][k]], made[at[2][k]]
+        before = window - 1 - low
+        behind = max(0, (inputs - 1) * dilation[k] + window - size - before)
+        share *= (size + abs(before - behind)) / size
     return share
 
 
