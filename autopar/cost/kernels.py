@@ -317,12 +317,11 @@ class Line:
     made from, and so do those that stand `before` what is computed of such a result. Copies of
     images, and of what products read, are `padded` to so many times their size, and so are results
     of products and convolutions by their own names; rows are `grouped`, by the names of their
-    copies. Those that
-    read a number that a scatter finds everywhere, too, load it: `filled` are they, with the names
-    of what is loaded, and `fills` the number, its dtype and the shape of each of these. Of each
-    instruction it is told if anyone wants it, and the `roots`: into which kernels it may be fused,
-    as bits of a number, kernel j's being bit j, and copies' those behind; it is 0 where the result
-    is stored in any case.
+    copies. Those that read a number that a scatter finds everywhere, too, load it: `filled` are
+    they, with the names of what is loaded, and `fills` the number, its dtype and the shape of each
+    of these. Of each instruction it is told if anyone wants it, and the `roots`: into which kernels
+    it may be fused, as bits of a number, kernel j's being bit j, and copies' those behind; it is 0
+    where the result is stored in any case.
     """
 
     into_products: bool = False
