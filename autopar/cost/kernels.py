@@ -226,7 +226,12 @@ def works_in_place(op: Op) -> bool:
 
 
 def work_bytes(op: Op) -> float:
-    """The cost of computing an item of the op again, as bytes that could be loaded instead."""
+    """The cost of computing an item of the op again, as bytes that could be loaded instead.
+
+    What divides by one number multiplies by its reciprocal.
+    """
+    if op.kind == "div" and op.rule is not None and not op.rule.operands[1]:
+        return primitive("mul").redo_bytes
     return primitive(op.kind).redo_bytes
 
 
@@ -309,10 +314,8 @@ class Line:
     them across, as one that sums cannot. What an all-to-all joined lies `in_parts`, by name with
     the dim, as does what is made of such alone: a sum takes it as it lies, but with anything else
     it is read across. Where a smaller value is spread `over_parts`, only a sum along that dim does.
-    What one kernel alone reads of what is split into several, of which another is loaded, is `cut`
-    out by that kernel. What has `one_a_row`, by name with the number of rows, are sums over short
-    rows and what is made of them; `with_sums` is what is computed of rows with their sums, as a
-    softmax is, by Triton.
+    What has `one_a_row`, by name with the number of rows, are sums over short rows and what is made
+    of them; `with_sums` is what is computed of rows with their sums, as a softmax is, by Triton.
     Copies whose items are loaded `apart`, by name, come with the product's results that they are
     made from, and so do those that stand `before` what is computed of such a result. Copies of
     images, and of what products read, are `padded` to so many times their size, and so are results
@@ -338,7 +341,6 @@ class Line:
     transposed: set[str] = field(default_factory=set[str])
     in_parts: dict[str, int] = field(default_factory=dict[str, int])
     over_parts: set[str] = field(default_factory=set[str])
-    cut: set[str] = field(default_factory=set[str])
     one_a_row: dict[str, int] = field(default_factory=dict[str, int])
     with_sums: set[str] = field(default_factory=set[str])
     copies: Mapping[str, tuple[str, tuple[int, ...]]] = field(
@@ -420,18 +422,8 @@ def read_line(block: Block, sizes: Sizes) -> Line:
     line.copies = layouts.copies
     if sizes.platform == "gpu":
         line.visits = visits
-    nbytes = [
-        _first_bytes(step, op, sizes) for step, op in zip(block.instructions, ops, strict=True)
-    ]
-    _find_roots(line, set(returned), nbytes if sizes.platform == "gpu" else ())
+    _find_roots(line, set(returned))
     return line
-
-
-def _first_bytes(step: ListingStep, op: Op | None, sizes: Sizes) -> int:
-    """Bytes of the first result of an op, or of what is moved."""
-    if isinstance(step, LocalOp) and op is not None and op.results:
-        return sizes.of(op.results[0], step.result_shardings[0])
-    return sizes.of(step.value, step.after) if isinstance(step, Move) else 0
 
 
 def _read_by_loop(line: Line, loop: Loop, op: Op | None) -> Iterator[str]:
@@ -717,11 +709,7 @@ def _read_filled(line: Line, block: Block, sizes: Sizes) -> None:
     read: list[tuple[int, Fill]] = []
     written = set[Fill]()
     for i, (step, op) in enumerate(zip(block.instructions, line.ops, strict=True)):
-        if not isinstance(step, LocalOp) or op is None:
-            continue
-        if op.kind == "select_and_scatter_add":  # which scatters into zeros of its own
-            written.add(("0", op.results[0].dtype, sizes.made(step, op)))
-        if not line.fused[i]:
+        if not line.fused[i] or not isinstance(step, LocalOp) or op is None:
             continue
         given = [
             numbers.get(name) if name is not None else operand
@@ -773,7 +761,6 @@ _IN_GELU = frozenset(
     "add broadcast_in_dim convert_element_type integer_pow mul reshape tanh".split()
 )
 _LARGER = 16
-_MOST_INSIDE = 64  # values that are looked for behind another
 _TURNING = frozenset({"reshape", "transpose"})
 _MASK = "mask"
 _PLACE_BYTES = 4  # of one of an iota's places, whatever it is cast to
@@ -983,101 +970,29 @@ def _written(
     return writer.stored(block)
 
 
-class _Joints:
-    """Values that are made of several others as large, and those, as XLA for GPUs weighs them.
-
-    What is made of one value alone it computes in each reader first, and whatever one reader alone
-    wants in that. Then it weighs what is left, op by op:
-
-        s = logistic(x)    d = g * s * (1 + x * (1 - s))    is made of g and x
-    """
-
-    def __init__(self, line: Line, nbytes: Sequence[int]) -> None:
-        self._line, self._nbytes = line, nbytes
-        self._made_of: dict[str, list[str]] = {}
-        base: dict[str, str] = {}  # what a value is made of alone, itself where that is several
-        for i, reads in enumerate(line.reads):
-            if line.fused[i]:
-                found = dict.fromkeys(base.get(name, name) for name in reads)
-                large = [n for n in found if _LARGER * self._bytes_of(n) > nbytes[i]]
-                for made in line.makes[i]:
-                    if made in line.loaded or len(large) > 1:
-                        self._made_of[made] = large
-                    else:
-                        base[made] = large[0] if large else ""
-
-    def _bytes_of(self, name: str) -> int:
-        at = self._line.maker.get(name)
-        return 0 if at is None else self._nbytes[at]
-
-    def are_stored(self, i: int, kernels: int) -> bool:
-        """True if so many kernels that each compute a value load more than if it were stored."""
-        line, own = self._line, self._nbytes[i]
-        (made, *others) = line.makes[i]
-        if others or kernels < 2 or made not in self._made_of:
-            return False
-        for j in line.readers[made]:
-            op = line.ops[j]
-            if op is None or _may_pick(op):
-                return False
-        found, waiting = set[str](), [*self._made_of[made]]
-        while waiting and len(found) < _MOST_INSIDE:
-            name = waiting.pop()
-            inside = self._made_of.get(name, ()) if name not in line.loaded else ()
-            if inside and len(line.readers[name]) == 1:
-                waiting += inside
-            else:
-                found.add(name)
-        again = sum(map(self._bytes_of, sorted(found)))
-        return kernels * again > again + own * (1 + kernels)
-
-
-def _may_pick(op: Op) -> bool:
-    """True if an op may read less than all of its operand."""
-    return primitive(op.kind).fusion is Fusion.INDEXING and op.kind not in _TURNING
-
-
-def _find_roots(line: Line, wanted: Set[str], nbytes: Sequence[int]) -> None:
-    """Notes what is wanted of a line whose block gives back some values, and its roots.
-
-    On a GPU `nbytes` are those of each instruction's first result.
-    """
+def _find_roots(line: Line, wanted: Set[str]) -> None:
+    """Notes what is wanted of a line whose block gives back some values, and its roots."""
     count = len(line.ops)
     line.alive, line.roots = [False] * count, [0] * count
     alive, roots, loaded, readers = line.alive, line.roots, line.loaded, line.readers
     copies: dict[str, int] = {}  # bits of kernels that write a value in another order
-    joints = _Joints(line, nbytes) if nbytes else None
     for i in range(count - 1, -1, -1):
-        found, used, stores = 0, False, False
-        of_each = list[int]()
+        fusible = line.fused[i]
+        found, used = 0, False
         for m in line.makes[i]:
-            own = 0
+            used = used or m in wanted
+            fusible = fusible and m not in loaded
             for j in readers.get(m, ()):
                 if alive[j]:
+                    used = True
                     copy = line.copied[j].get(m) if j in line.copied else None
                     if copy in line.grouped:
                         copy = line.grouped[copy].turned or copy
                     bit = j if copy is None else copies.setdefault(copy, count + len(copies))
-                    own |= roots[j] or 1 << bit
-            used = used or m in wanted or own > 0
-            stores = stores or m in loaded
-            found |= own
-            of_each.append(own)
+                    found |= roots[j] or 1 << bit
         alive[i] = used
-        if not line.fused[i]:
-            continue
-        if not stores and joints is not None and joints.are_stored(i, found.bit_count()):
-            loaded.update(line.makes[i])
-            stores = True
-        if not stores:
+        if fusible:
             roots[i] = found
-            continue
-        if nbytes:
-            each = zip(line.makes[i], of_each, strict=True)
-            cut = {m: own for m, own in each if m not in loaded and own.bit_count() == 1}
-            line.cut.update(cut)
-            for own in cut.values():
-                roots[i] |= own | 1 << i
 
 
 class _Joined:
@@ -1193,16 +1108,11 @@ class _Writer:
             return
         if self._line.copied and self._line.fused[i]:
             self._computed[self._line.makes[i][0]] = sources, nbytes[0]
-        cut = self._line.cut.intersection(self._line.makes[i])
-        readers = 0 if cut else min(_READERS, roots.bit_count())
-        is_free = readers and not self._is_added_to_product(i)
-        if is_free and self._fused(i, step, sources, sum(nbytes), readers):
+        readers = min(_READERS, roots.bit_count())
+        if readers and self._fused(i, step, sources, sum(nbytes), readers):
             return
-        makes = tuple(name for name in self._line.makes[i] if name not in cut)
-        for name, size in zip(self._line.makes[i], nbytes, strict=True):
-            if name in cut:
-                self._behind[name] = sources
-                continue
+        makes = tuple(self._line.makes[i])
+        for name, size in zip(makes, nbytes, strict=True):
             in_stack = name in self._stacked and self._line.fused[i]
             self._nbytes[name] = 0 if in_stack and not self._line.readers.get(name) else size
             self._behind[name] = frozenset((name,))
@@ -1432,11 +1342,6 @@ class _Writer:
             if self._nbytes.get(added) == self._nbytes.get(product, 0):
                 return product
         return None
-
-    def _is_added_to_product(self, i: int) -> bool:
-        """True if an instruction alone reads the product that it adds something to."""
-        product = self._product_added(i)
-        return product is not None and len(self._line.readers[product]) == 1
 
     def _unbiased(self, name: str) -> str:
         """The value to which a vector is added where that makes another, or the value itself."""

@@ -60,7 +60,7 @@ def test_a_filter_is_laid_out_anew_however_small_the_images_are(batch: int) -> N
 def test_an_image_that_is_padded_on_one_side_is_written_out_padded(
     stride: int, platform: Platform, written: int
 ) -> None:
-    """Once for the convolution and for the gradient of its filter."""
+    """Once: for the convolution and for the gradient of its filter."""
     found = copies(stored("1xh100", (4, 8, 8, 64), FILTER, stride, platform), "padded")
     assert [nbytes for _, nbytes in found] == written * [4 * 9 * 9 * 64 * 2]
 

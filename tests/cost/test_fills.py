@@ -12,7 +12,6 @@ import pytest
 import autopar
 from autopar.cluster import Cluster
 from autopar.cluster.target import Target
-from autopar.cost.kernels import Sizes
 from autopar.cost.memory import held_spans
 from autopar.ir.listing import LocalOp
 from autopar.ir.sharding import MeshShape
@@ -155,17 +154,3 @@ def test_the_compiler_keeps_zeros_for_those_that_read_them() -> None:
     export: Any = program.export
     compiled = compile_ahead(export())
     assert program.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)
-
-
-def test_the_gradient_of_a_pooling_is_scattered_into_zeros_that_others_read() -> None:
-    def step(weight: jax.Array, batch: jax.Array) -> Any:
-        def loss(weight: jax.Array) -> jax.Array:
-            wide, sides = jnp.maximum(batch @ weight, 0), (1, 2, 1)
-            return jnp.sum(jax.lax.reduce_window(wide, -jnp.inf, jax.lax.max, sides, sides, "SAME"))
-
-        return weight - jax.grad(loss)(weight), ()
-
-    given = jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((4, 6, 8), jnp.float32)
-    found = autopar.parallelize(step, cluster="1xh100", cache=False).planned(*given)
-    line = Sizes(found.graph, found.plan.mesh).line(found.program.parts[0].listing.block)
-    assert [*line.fills.values()] == [("0", "f32", (4, 6, 8))]
