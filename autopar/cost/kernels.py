@@ -226,12 +226,7 @@ def works_in_place(op: Op) -> bool:
 
 
 def work_bytes(op: Op) -> float:
-    """The cost of computing an item of the op again, as bytes that could be loaded instead.
-
-    What divides by one number multiplies by its reciprocal.
-    """
-    if op.kind == "div" and op.rule is not None and not op.rule.operands[1]:
-        return primitive("mul").redo_bytes
+    """The cost of computing an item of the op again, as bytes that could be loaded instead."""
     return primitive(op.kind).redo_bytes
 
 

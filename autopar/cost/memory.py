@@ -624,7 +624,9 @@ class _Walk:
             shapes = self._shapes(step.bodies[0], body)
             across = self._across(step.bodies[0], body)
             self._outside_shapes.update((n, shapes[o]) for n, o in named if o in shapes)
-            self._outside_across.update((n, across[o]) for n, o in named if o in across)
+            # Sums of trips that lie outside do not wait for each other, copies by groups do.
+            grouped = ((n, across[o]) for n, o in named if o in across and not across[o].dims)
+            self._outside_across.update(grouped)
             kernels += unrolled.kernels
             nbytes.update(unrolled.nbytes)
             operands.update(unrolled.operands)

@@ -174,20 +174,6 @@ def test_what_costs_much_to_compute_again_is_stored() -> None:
     assert ("%t",) in stored(graph)
 
 
-@pytest.mark.parametrize(("divisor", "is_stored"), [("3.0:bf16", False), ("%x", True)])
-def test_what_divides_by_one_number_is_as_cheap_as_a_product(divisor: str, is_stored: bool) -> None:
-    sums = [f"%r{i}: bf16[64] = reduce_sum(%t) forward {{axes=({i % 2},), out_sharding=None}}"
-            for i in range(6)]  # fmt: skip
-    graph = graph_of(
-        f"%a: bf16[64,64] = dot_general(%x, %x) forward {DOT}",
-        f"%t: bf16[64,64] = div(%a, {divisor}) forward",
-        *sums,
-        inputs='%x: bf16[64,64] batch "x"',
-        returns=", ".join(f'%r{i} "r{i}"' for i in range(6)),
-    )
-    assert (("%t",) in stored(graph)) == is_stored
-
-
 def test_state_is_updated_in_place() -> None:
     graph = graph_of(
         dot("%g", "%x", "%w", "backward"),

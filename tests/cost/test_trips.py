@@ -137,36 +137,3 @@ def test_the_peak_of_a_trip_outside_its_loop_names_what_it_holds() -> None:
     products = [i for i in peak.items if i.name == "dot_general"]
     assert products
     assert all(i.shape == (64, 64) for i in products)
-
-
-def test_sums_of_a_trip_run_as_one_outside_of_its_loop_too() -> None:
-    """They share what they sum up, as in the trips that stay."""
-    text = f"""graph g(%c: f32[64,64], %xs: f32[2,64,64]) {{
-      %r: f32[64,64], %ys: f32[2,64,64], %ss: f32[2,64], %ts: f32[2,64] = scan(%c, %xs) backward {{length=2, num_consts=0, num_carry=1, reverse=False, unroll=1}} [
-        graph body(%h: f32[64,64], %v: f32[64,64]) {{
-          %q: f32[64,64] = dot_general(%h, %v) backward {DOT}
-          %y: f32[64,64] = dot_general(%v, %h) backward {DOT}
-          %s: f32[64] = reduce_sum(%q) backward {{axes=(0,), out_sharding=None}}
-          %t: f32[64] = reduce_max(%q) backward {{axes=(0,), out_sharding=None}}
-          return %q, %y, %s, %t
-        }}
-      ]
-      return %r, %ys, %ss, %ts
-    }}"""  # noqa: E501
-    row, whole, stack = replicated(1), replicated(2), replicated(3)
-    body = (
-        LocalOp((0, 0, 0), ("%h", "%v"), ("%q",), (whole, whole), (whole,)),
-        LocalOp((0, 0, 1), ("%v", "%h"), ("%y.raw",), (whole, whole), (whole,)),
-        moved("%y", "%y.raw", "all-reduce", MESH),
-        LocalOp((0, 0, 2), ("%q",), ("%s",), (whole,), (row,)),
-        LocalOp((0, 0, 3), ("%q",), ("%t",), (whole,), (row,)),
-    )
-    results, lying = ("%r", "%ys", "%ss", "%ts"), (whole, stack, whole, whole)
-    trip = Block(("%h", "%v"), body, ("%q", "%y", "%s", "%t"))
-    loop = Loop((0,), ("%c", "%xs"), results, lying, (trip,), 2)
-    graph = attach_rules(parse_graph(text), RuleBook())
-    listing = Listing(Block(("%c", "%xs"), (loop,), results), (whole, stack), lying)
-    sizes = Sizes(graph, MESH)
-    step = step_kernels(graph, listing, sizes, timed(graph, listing, sizes))
-    as_run = step.joined(listing.block, step.stored).kernels
-    assert ("%r trip 0 %s", "%r trip 0 %t") in [k.makes for k in as_run]
