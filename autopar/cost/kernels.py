@@ -213,7 +213,7 @@ def _made_share(op: Op) -> float:
 
 
 def _padding(op: Op) -> str:
-    """How a convolution pads the image that it reads: those that do alike share the copy."""
+    """The pads of a convolution's image: those with the same share the copy."""
     rows = zip(pairs(op.param("padding")), op.ints("lhs_dilation"), strict=True)
     return ", ".join(f"{low}:{high}:{apart}" for (low, high), apart in rows)
 
