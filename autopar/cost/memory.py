@@ -624,7 +624,7 @@ class _Walk:
             shapes = self._shapes(step.bodies[0], body)
             across = self._across(step.bodies[0], body)
             self._outside_shapes.update((n, shapes[o]) for n, o in named if o in shapes)
-            # Sums of trips that lie outside do not wait for each other, copies by groups do.
+            # Copies by groups, which have no dims, run as one outside too; sums and turns do not.
             grouped = ((n, across[o]) for n, o in named if o in across and not across[o].dims)
             self._outside_across.update(grouped)
             kernels += unrolled.kernels

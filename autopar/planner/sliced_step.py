@@ -343,6 +343,26 @@ class LayerPrograms:
             self._known[key] = self._traced(layer, remat) if traced else self._sized(*key)
         return self._known[key]
 
+    @cached_property
+    def homes(self) -> tuple[int, ...]:
+        """The class of each layer: the first that is like it."""
+        return tuple(i if y.same_as < 0 else y.same_as for i, y in enumerate(self.layers))
+
+    @cached_property
+    def classes(self) -> tuple[int, ...]:
+        """That of most layers, the first of several, and then those of most bytes in their values.
+
+        The first stands for all until it is known that it promises much; what has most bytes is the
+        first that a limit leaves nothing.
+        """
+        first = max(dict.fromkeys(self.homes), key=self.homes.count)
+
+        def value_bytes(layer: int) -> int:
+            return sum(v.nbytes for v in self.at(layer, self.rows).joint.graph.values.values())
+
+        others = [c for c in dict.fromkeys(self.homes) if c != first]
+        return first, *sorted(others, key=value_bytes, reverse=True)
+
     def every_reading(self) -> Iterator[Reading]:
         """The readings of all classes of layers."""
         for i, layer in enumerate(self.layers):

@@ -341,11 +341,7 @@ class ShardingVariant:
     remats: tuple[Remat, ...]
     cost: CostOf
     homes: tuple[int, ...]  # the class of each layer
-
-    @property
-    def common(self) -> int:
-        """The class of most layers, the first of several."""
-        return max(dict.fromkeys(self.homes), key=self.homes.count)
+    common: int  # the class of most layers
 
     def divides(self, rows: int) -> bool:
         """True if microbatches of so many rows may be sharded so."""
@@ -413,13 +409,6 @@ class LayerProfiler:
         self._setting = replace(
             setting, cluster=context.cluster, mesh=context.mesh, memory_bytes=NO_LIMIT_BYTES
         )
-        layers = programs.layers
-        self._homes = tuple(i if y.same_as < 0 else y.same_as for i, y in enumerate(layers))
-        # That of most layers first, which stands for all until it is known that it promises much;
-        # then those of most bytes: they are the first that a limit leaves nothing.
-        self._first = max(dict.fromkeys(self._homes), key=self._homes.count)
-        others = [c for c in dict.fromkeys(self._homes) if c != self._first]
-        self._others = sorted(others, key=lambda c: -_value_bytes(programs, c))
         self._priced: dict[int, list[_PricedLayer]] = {}  # by class
 
     def roomy(self, rows: int, sizes: Sequence[int], promises: Promises) -> ShardingVariant | None:
@@ -430,7 +419,7 @@ class LayerProfiler:
     def refusal(self, rows: int) -> str:
         """The reason why so many rows have no way even without a limit; empty where they have."""
         try:
-            for c in (self._first, *self._others):
+            for c in self._programs.classes:
                 self._shard.run(self._programs.at(c, rows).joint.graph, self._setting)
         except InfeasibleError as error:
             return str(error)
@@ -464,22 +453,23 @@ class LayerProfiler:
                 c: self._shard.run_within(at(c, rows).joint.graph, setting, limits) for c in classes
             }
 
-        first = self._first
+        programs, sums = self._programs, setting.partial_sums
+        first, *others = programs.classes
         layers: dict[int, _PricedLayer] = {}
         with suppress(InfeasibleError):
             runs = begun([first])
             for n in range(len(limits)):
                 now = {first: self._priced_layer(first, next(runs[first]))}
                 if layers.get(first) is not now[first]:
-                    alone = self._variant(rows, sizes, setting.partial_sums, now, (first,))
+                    alone = self._variant(rows, sizes, sums, now, (first,))
                     if not promises(alone):
                         return
                 if n == 0:
-                    runs |= begun(self._others)
-                now |= {c: self._priced_layer(c, next(runs[c])) for c in self._others}
+                    runs |= begun(others)
+                now |= {c: self._priced_layer(c, next(runs[c])) for c in others}
                 if any(layers.get(c) is not layer for c, layer in now.items()):
                     layers = now
-                    yield self._variant(rows, sizes, setting.partial_sums, layers, self._homes)
+                    yield self._variant(rows, sizes, sums, layers, programs.homes)
 
     def _priced_layer(self, layer: int, plan: ShardingPlan) -> _PricedLayer:
         """A class under a sharding; another limit or number of rows may come to the same one."""
@@ -512,7 +502,8 @@ class LayerProfiler:
         def cost(layer: int, remat: Remat) -> tuple[StageCost, StageCost]:
             return layers[layer].at_both(priced, remat)
 
-        return ShardingVariant(partial_sums, unit, priced, self._remats, cost, homes)
+        common, *_ = self._programs.classes
+        return ShardingVariant(partial_sums, unit, priced, self._remats, cost, homes, common)
 
 
 class _PricedLayer:
@@ -559,11 +550,6 @@ class _PricedLayer:
             listing = lower_graph(part.graph, own, resharder, loose, op_shardings)
             self._known[key] = cost_part(part, self.plan, self._tables, listing)
         return self._known[key]
-
-
-def _value_bytes(programs: LayerPrograms, layer: int) -> int:
-    """Bytes of all values of a layer."""
-    return sum(v.nbytes for v in programs.at(layer, programs.rows).joint.graph.values.values())
 
 
 def _unit(plan: ShardingPlan, graph: Graph, batching: Batching) -> int:

@@ -146,7 +146,7 @@ class Optimal(AbstractSharding):
         priced, posed = setting.watched("build", given, build)
         widest = replace(posed.assembled.problem, limit_bytes=max(limits))
         if not self.explain and fits_nowhere(widest):
-            raise MemoryLimitError(f"{self.recipe.name} found no plan on ({setting.mesh})")
+            raise self._in_brief(setting)
         return self._plans(given, setting, priced, posed, limits)
 
     def _plans(
@@ -173,10 +173,13 @@ class Optimal(AbstractSharding):
         """The recipes and the answer of a problem that is posed; raises where there is none."""
         recipes, solution = setting.watched("solve", posed, lambda: self._answer(priced, posed))
         if not (solution.feasible or self.explain):
-            raise MemoryLimitError(f"{self.recipe.name} found no plan on ({setting.mesh})")
+            raise self._in_brief(setting)
         if not solution.feasible:
             raise self._refused(given, setting, posed).error()
         return recipes, solution
+
+    def _in_brief(self, setting: Setting) -> MemoryLimitError:
+        return MemoryLimitError(f"{self.recipe.name} found no plan on ({setting.mesh})")
 
     def _answer(self, priced: Priced, posed: Posed) -> tuple[tuple[Margin, ...], Solution]:
         """The recipes, where they are not what is asked for, and an answer no dearer than they."""
