@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +30,13 @@ class Const:
 def refs(operands: Iterable[Ref | Const]) -> Iterator[Ref]:
     """The operands that are values of the program."""
     return (o for o in operands if isinstance(o, int))
+
+
+def rename(
+    operands: Sequence[Ref | Const], names: Mapping[Ref, Ref | Const]
+) -> tuple[Ref | Const, ...]:
+    """Operands under other names, where there are any."""
+    return tuple(names.get(o, o) if isinstance(o, int) else o for o in operands)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Equation:
 def _is_plain(value: object) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | np.dtype)
+    return value is None or isinstance(value, bool | int | float | str | np.dtype | Enum)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from jax import lax
 
 from autopar.ir.graph import Op
 from autopar.ir.values import Literal, Role
+from tests.frontend.evaluating import evaluate
 from tests.frontend.tracing import X, graph_of, kinds, paths, shape, traced
 
 
@@ -151,3 +152,55 @@ def test_numbers_that_are_not_finite_become_text() -> None:
         op for op in graph_of(step, X, shape(3, dtype=jnp.int32)).ops if op.kind == "gather"
     ]
     assert gathers[0].param("fill_value") == "nan"
+
+
+_S = shape(8, 8)
+
+
+def _net(w: Any, x: Any) -> Any:
+    mask = jnp.tril(jnp.ones((8, 8)))
+    return (jnp.tanh(x @ w) * mask) @ w
+
+
+def _products(graph: Any) -> int:
+    return kinds(graph).count("dot_general")
+
+
+def test_a_model_that_is_called_twice_runs_once() -> None:
+    """Its loss has gradients and its metric has none: forward products are those of one call."""
+
+    def step(w: Any, x: Any) -> Any:
+        loss, grad = jax.value_and_grad(lambda w: _net(w, x).sum())(w)
+        return loss, grad, (_net(w, x) > 0).mean()
+
+    def once(w: Any, x: Any) -> Any:
+        return jax.value_and_grad(lambda w: _net(w, x).sum())(w)
+
+    assert _products(graph_of(step, _S, _S)) == _products(graph_of(once, _S, _S)) == 5
+    # On other values it is another call.
+    apart = graph_of(lambda w, x: (_net(w, x), _net(w, x + 1)), _S, _S)
+    assert _products(apart) == 4
+    # What is cheap is made anew by each.
+    assert kinds(graph_of(lambda w, x: _net(_net(w, x), x), _S, _S)).count("iota") == 4
+
+
+def test_what_is_merged_computes_the_same() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 8), np.float32)
+
+    def both(x: Any) -> Any:
+        return _net(x, x), jnp.cos(_net(x, x)), lax.dot(x, x), lax.dot(x, x, precision="highest")
+
+    program = traced(both, x)
+    assert _products(program.graph) == 4  # other precision is another product
+    for ours, theirs in zip(evaluate(program.program, [x]), both(x), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_neither_checkpoints_nor_barriers_are_merged_away() -> None:
+    def again(w: Any, x: Any) -> Any:
+        return _net(w, x), _net(lax.optimization_barrier(w), x)
+
+    assert _products(graph_of(again, _S, _S)) == 4
+    kept = graph_of(jax.grad(lambda w, x: jax.checkpoint(_net)(w, x).sum()), _S, _S)
+    (op,) = (op for op in kept.ops if op.graphs)
+    assert kinds(op.graphs[0]).count("dot_general") >= 4  # forward again, and backward

@@ -22,8 +22,7 @@ from jax.extend import core as jex
 
 from autopar.errors import BatchError, bulleted
 from autopar.frontend.plain_data import plain_params, type_of
-from autopar.frontend.rewrite.splice import rename
-from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs, rename
 from autopar.ir.graph import Plain
 from autopar.ir.values import Value
 

@@ -32,14 +32,13 @@ from autopar.frontend.rewrite.splice import (
     Makers,
     Place,
     makers_of,
-    rename,
     repeat,
     splice,
     steps_to,
 )
 from autopar.frontend.trace.graph import build, step_regions
 from autopar.frontend.trace.inline import live
-from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs, rename
 
 _FENCE = jex.Primitive("remat2")
 

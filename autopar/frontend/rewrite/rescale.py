@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from autopar.errors import GraphError
-from autopar.frontend.rewrite.splice import Place, rename, splice
+from autopar.frontend.rewrite.splice import Place, splice
 from autopar.frontend.trace.graph import build
-from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs, rename
 from autopar.ir.batching import Rescale
 
 

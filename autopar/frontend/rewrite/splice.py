@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from autopar.frontend.trace.inline import flatten
-from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs, rename
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,6 @@ def repeat(equation: Equation, operands: tuple[Ref | Const, ...], fresh: Iterato
         bodies=tuple(_copy(body, fresh) for body in equation.bodies),
         name_stack=f"{AGAIN}/{equation.name_stack}",
     )
-
-
-def rename(
-    operands: Sequence[Ref | Const], names: Mapping[Ref, Ref | Const]
-) -> tuple[Ref | Const, ...]:
-    """Operands under other names, where there are any."""
-    return tuple(names.get(o, o) if isinstance(o, int) else o for o in operands)
 
 
 def _copy(program: FlatProgram, fresh: Iterator[Ref]) -> FlatProgram:

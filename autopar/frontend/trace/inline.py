@@ -1,9 +1,12 @@
-"""Flattening of a jaxpr: calls are inlined, loops stay equations that hold flattened bodies."""
+"""Flattening of a jaxpr: calls are inlined, loops stay equations that hold flattened bodies.
+
+A product that the step writes twice, of the same values, is one equation: `run_once`.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +16,8 @@ from jax.extend import core as jex
 
 from autopar.frontend.compat import is_kernel, line_of, name_stack_of, params_of, traced_beside
 from autopar.frontend.trace.written_out import BODIES, CALLS, is_foreign, meaning
-from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs, rename
+from autopar.rules import HEAVY
 
 _Env = dict[Any, Ref | Const]
 
@@ -77,8 +81,9 @@ class _Flattener:
     def _program(
         self, jaxpr: Any, heads: Sequence[Any], inputs: tuple[Ref, ...], env: _Env, site: _Site
     ) -> FlatProgram:
-        equations = list(self._equations(jaxpr, env, site))
+        equations, same = run_once(self._equations(jaxpr, env, site))
         outputs = tuple(self._read(env, v) for v in jaxpr.outvars)
+        outputs = rename(outputs, same)
         kept = live(equations, outputs)
         return FlatProgram(inputs, tuple(v.aval for v in heads), kept, outputs)
 
@@ -180,6 +185,76 @@ class _Flattener:
 def _open(called: Any) -> tuple[Any, Sequence[Any]]:
     """A jaxpr, closed or not, and the values of its constvars."""
     return getattr(called, "jaxpr", called), getattr(called, "consts", ())
+
+
+def run_once(equations: Iterable[Equation]) -> tuple[list[Equation], dict[Ref, Ref]]:
+    """The equations with no product twice, and the value that stands for each that is gone.
+
+    A model that is called twice in a step, for its loss and for a metric or by two losses, is
+    written twice in the trace. Compilers merge equal instructions only where they are equal once
+    sharded; here one is planned. Only what is heavy (products, convolutions) is merged: cheap
+    values that each layer makes for itself, such as masks, would tie all layers to the first.
+
+        a = x @ w    b = tanh(a)    c = b @ v        a = x @ w    b = tanh(a)    c = b @ v
+        a' = x @ w   b' = tanh(a')  c' = b' @ v  ->               b' = tanh(a)            c' is c
+
+    Equal are those of one primitive with the same parameters, on equal values, at the same line of
+    the user's code: two numbers that happen to agree for one batch size are not taken for one.
+    Forward and backward passes share nothing, as with `jax.checkpoint`.
+    """
+    kept: list[Equation] = []
+    met: dict[object, Equation] = {}  # primitive, line and operands -> the first one that has them
+    first: dict[object, tuple[Ref, ...]] = {}  # all that an equation does -> what it first made
+    equal: dict[Ref, Ref] = {}  # a value -> the first one that equals it
+    same: dict[Ref, Ref] = {}  # a value that is no longer made -> the one that it is
+    for equation in equations:
+        # 1. Read what is left.
+        if same and any(o in same for o in refs(equation.operands)):
+            equation = replace(equation, operands=rename(equation.operands, same))
+        # 2. Its values are those of its equal. Few have one: most are told apart by little.
+        looks = (
+            equation.primitive,
+            equation.line,
+            *(equal.get(o, o) if isinstance(o, int) else None for o in equation.operands),
+        )
+        other = met.setdefault(looks, equation)
+        if other is not equation and _is_pure(equation) and _is_pure(other):
+            first.setdefault(_does(other, equal), other.results)
+            made = first.setdefault(_does(equation, equal), equation.results)
+            pairs = dict(zip(equation.results, made, strict=True))
+            # 3. What is heavy is not run again.
+            if made is not equation.results:
+                equal.update(pairs)
+                if equation.primitive.name in HEAVY:
+                    same.update(pairs)
+                    continue
+        kept.append(equation)
+    return kept, same
+
+
+def _is_pure(equation: Equation) -> bool:
+    """True if an equation may be merged with its like: barriers are written against that."""
+    barrier = equation.primitive.name == "optimization_barrier"
+    return equation.has_plain_params and not (equation.bodies or equation.has_effects or barrier)
+
+
+def _does(equation: Equation, equal: Mapping[Ref, Ref]) -> object:
+    """A key of all that an equation does."""
+    return (
+        equation.primitive,
+        equation.line,
+        "transpose(" in equation.name_stack,
+        tuple(equal.get(o, o) if isinstance(o, int) else _scalar(o) for o in equation.operands),
+        repr(sorted(equation.params.items())),
+        equation.result_avals,
+    )
+
+
+def _scalar(const: Const) -> tuple[object, ...]:
+    """A constant by its bits; an array by its identity."""
+    if const.aval.shape:
+        return ("array", id(const.value))
+    return (str(const.aval), np.asarray(const.value).tobytes())
 
 
 def live(equations: Sequence[Equation], outputs: Sequence[Ref | Const]) -> tuple[Equation, ...]:
