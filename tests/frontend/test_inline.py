@@ -196,6 +196,22 @@ def test_what_is_merged_computes_the_same() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
+def test_a_pass_that_comes_after_an_update_makes_its_own() -> None:
+    """The second net reads what the first one makes of x, after it has been updated itself."""
+
+    def step(one: Any, two: Any, x: Any, late: bool) -> Any:
+        def loss(one: Any, two: Any) -> Any:
+            return (jnp.tanh(x @ one) @ two).sum()
+
+        grad = jax.grad(loss, argnums=1)(one, two)
+        return jax.grad(loss)(one, two - grad if late else two)
+
+    at_once = graph_of(lambda one, two, x: step(one, two, x, False), _S, _S, _S)
+    in_turn = graph_of(lambda one, two, x: step(one, two, x, True), _S, _S, _S)
+    first = next(i.value.name for i in in_turn.inputs)
+    assert [sum(first in op.operands for op in g.ops) for g in (at_once, in_turn)] == [1, 2]
+
+
 def test_neither_checkpoints_nor_barriers_are_merged_away() -> None:
     def again(w: Any, x: Any) -> Any:
         return _net(w, x), _net(lax.optimization_barrier(w), x)

@@ -6,7 +6,7 @@ A product that the step writes twice, of the same values, is one equation: `run_
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,7 +81,7 @@ class _Flattener:
     def _program(
         self, jaxpr: Any, heads: Sequence[Any], inputs: tuple[Ref, ...], env: _Env, site: _Site
     ) -> FlatProgram:
-        equations, same = run_once(self._equations(jaxpr, env, site))
+        equations, same = run_once(tuple(self._equations(jaxpr, env, site)))
         outputs = tuple(self._read(env, v) for v in jaxpr.outvars)
         outputs = rename(outputs, same)
         kept = live(equations, outputs)
@@ -187,7 +187,7 @@ def _open(called: Any) -> tuple[Any, Sequence[Any]]:
     return getattr(called, "jaxpr", called), getattr(called, "consts", ())
 
 
-def run_once(equations: Iterable[Equation]) -> tuple[list[Equation], dict[Ref, Ref]]:
+def run_once(equations: Sequence[Equation]) -> tuple[list[Equation], dict[Ref, Ref]]:
     """The equations with no product twice, and the value that stands for each that is gone.
 
     A model that is called twice in a step, for its loss and for a metric or by two losses, is
@@ -200,13 +200,15 @@ def run_once(equations: Iterable[Equation]) -> tuple[list[Equation], dict[Ref, R
 
     Equal are those of one primitive with the same parameters, on equal values, at the same line of
     the user's code: two numbers that happen to agree for one batch size are not taken for one.
-    Forward and backward passes share nothing, as with `jax.checkpoint`.
+    Forward and backward passes share nothing, as with `jax.checkpoint`; nor do a pass and one
+    that comes after its update, of which microbatches make a loop of its own.
     """
     kept: list[Equation] = []
     met: dict[object, Equation] = {}  # primitive, line and operands -> the first one that has them
     first: dict[object, tuple[Ref, ...]] = {}  # all that an equation does -> what it first made
     equal: dict[Ref, Ref] = {}  # a value -> the first one that equals it
     same: dict[Ref, Ref] = {}  # a value that is no longer made -> the one that it is
+    later: set[Ref] | None = None
     for equation in equations:
         # 1. Read what is left.
         if same and any(o in same for o in refs(equation.operands)):
@@ -221,15 +223,41 @@ def run_once(equations: Iterable[Equation]) -> tuple[list[Equation], dict[Ref, R
         if other is not equation and _is_pure(equation) and _is_pure(other):
             first.setdefault(_does(other, equal), other.results)
             made = first.setdefault(_does(equation, equal), equation.results)
-            pairs = dict(zip(equation.results, made, strict=True))
-            # 3. What is heavy is not run again.
+            # 3. What is heavy is not run again, but for a pass that comes later.
             if made is not equation.results:
+                pairs = dict(zip(equation.results, made, strict=True))
                 equal.update(pairs)
                 if equation.primitive.name in HEAVY:
-                    same.update(pairs)
-                    continue
+                    later = _read_by_later_passes(equations) if later is None else later
+                    if later.isdisjoint(equation.results):
+                        same.update(pairs)
+                        continue
         kept.append(equation)
     return kept, same
+
+
+def _read_by_later_passes(equations: Sequence[Equation]) -> set[Ref]:
+    """Values from which forward equations lead to a product with what a backward pass has made.
+
+    So does what a generator makes, where the critic that reads it has been updated before.
+    """
+    backward: set[Ref] = set()  # made by a backward pass, or from what it made
+    for equation in equations:
+        if _is_backward(equation) or not backward.isdisjoint(refs(equation.operands)):
+            backward.update(equation.results)
+    later: set[Ref] = set()
+    for equation in reversed(equations):
+        if _is_backward(equation):
+            continue
+        reads = set(refs(equation.operands))
+        meets = equation.primitive.name in HEAVY and not backward.isdisjoint(reads)
+        if meets or not later.isdisjoint(equation.results):
+            later |= reads
+    return later
+
+
+def _is_backward(equation: Equation) -> bool:
+    return "transpose(" in equation.name_stack
 
 
 def _is_pure(equation: Equation) -> bool:
@@ -243,7 +271,7 @@ def _does(equation: Equation, equal: Mapping[Ref, Ref]) -> object:
     return (
         equation.primitive,
         equation.line,
-        "transpose(" in equation.name_stack,
+        _is_backward(equation),
         tuple(equal.get(o, o) if isinstance(o, int) else _scalar(o) for o in equation.operands),
         repr(sorted(equation.params.items())),
         equation.result_avals,
