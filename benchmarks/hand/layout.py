@@ -123,7 +123,7 @@ def constrained_step(model: Model, layout: Layout, mesh: Any) -> Callable[[Any, 
             if layout.flows is not None:
                 return given.apply_fn(variables, *args, marks=_marks(layout, mesh), **options)
             params = _used(variables["params"], layout, mesh)
-            return given.apply_fn({"params": params}, *args, **options)
+            return given.apply_fn({**variables, "params": params}, *args, **options)
 
         with nn.intercept_methods(_constraints(layout, mesh)):
             new, metrics = model.step(given.replace(apply_fn=apply), batch)

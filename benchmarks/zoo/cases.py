@@ -20,6 +20,7 @@ from benchmarks.zoo.dlrm import dlrm
 from benchmarks.zoo.functional import FrozenBase
 from benchmarks.zoo.gan import gan
 from benchmarks.zoo.mamba import mamba
+from benchmarks.zoo.resnet import resnet
 from benchmarks.zoo.scanned_gpt import lora, scanned_gpt
 from benchmarks.zoo.t5 import t5
 from benchmarks.zoo.two_tower import two_tower
@@ -122,6 +123,11 @@ def _gan(layers: int, rows: int, remat: bool) -> Model:
     return gan(batch=rows)
 
 
+def _resnet(blocks: int, rows: int, remat: bool) -> Model:
+    del remat  # it has none
+    return resnet((blocks,) * 4, batch=rows)
+
+
 def _scanned_gpt(layers: int, rows: int, remat: bool) -> Model:
     return scanned_gpt(layers, 2048, 16, sequence=2048, batch=rows, remat=remat)
 
@@ -162,6 +168,7 @@ CASES: tuple[Case, ...] = (
     Case("vit-l", _vit, 2, 24, 64, 1024, decoder_layouts),
     Case("wide-resnet", _wide_resnet, 1, 4, 16, 1024, data_layouts, tensor=False),
     Case("unet", _unet, 1, 2, 8, 0, data_layouts, tensor=False),
+    Case("resnet", _resnet, 2, 4, 64, 1000, data_layouts, tensor=False),
     Case("gan", _gan, 1, 1, 16, 0, data_layouts, tensor=False),
     Case(
         "scanned-gpt-1.3b", _scanned_gpt, 2, 24, 4, 2048 * 50304, transformer_layouts, scanned=True

@@ -15,6 +15,10 @@ all-reduces and reduce-scatters by itself, so without this a plan would count wh
     `combine_once`      all-reduce(a) + all-reduce(b)        ->  all-reduce(a + b)
     `move_once`         a -> b -> c, b read by nothing else  ->  a -> c
     `merge_scatters`    all-reduce, then a slice of it       ->  reduce-scatter
+
+And one keeps it from merging what should be apart:
+
+    `filters_apart`     an update that waits for a sum does not share a kernel with a filter's cast
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from autopar.ir.listing import (
     Loop,
     Move,
     MoveStep,
+    names_made,
     names_read,
 )
 from autopar.ir.rule import Rule
@@ -52,9 +57,10 @@ from autopar.ir.sharding import (
     replicated,
 )
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
-from autopar.ir.values import Literal, Value
+from autopar.ir.values import Literal, Role, Value
 
 _BARRIER = "optimization_barrier"
+_CAST, _CONVOLUTION = "convert_element_type", "conv_general_dilated"
 _SUMS = ("add", "add_any")
 _EXTREMES = ("reduce_max", "reduce_min")
 _SHOWING = ("reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy")
@@ -84,7 +90,7 @@ def lower_graph(
     outputs = tuple(
         scope.fetch(o, w, "update", "") for o, w in zip(graph.outputs, wanted, strict=True)
     )
-    block = scope.block(names, outputs)
+    block = filters_apart(graph, scope.block(names, outputs))
     return Listing(block, tuple(plan.sharding_of[n] for n in names), tuple(wanted))
 
 
@@ -549,6 +555,56 @@ def move_once(
             )  # fmt: skip
             first[step.result] = first[step.source]
     return [s for s in kept if s is not None]
+
+
+def filters_apart(graph: Graph, block: Block) -> Block:
+    """A step whose filters are updated behind a fence.
+
+    The forward and the backward pass of a convolution want its filter in different orders, so that
+    XLA for GPUs casts it twice, and makes kernels that read the same arrays one kernel. The second
+    cast then waits for the all-reduce of the filter's own gradient, the layers before it wait for
+    the cast, and no all-reduce is hidden or combined with another:
+
+        dw = all-reduce(...)                          w' = fence w
+        w16, new = kernel(w, dw)  # cast and update   dw = all-reduce(...)
+        dx = convolution(dy, w16)                     dx = convolution(dy, kernel(w))
+                                                      new = kernel(w', dw)
+
+    Filters that are gathered first are cast before that, by kernels of their own.
+    """
+    ops = [graph.op_at(s.equation) if isinstance(s, LocalOp) else None for s in block.instructions]
+    readers: dict[str | None, list[int]] = {}
+    for at, step in enumerate(block.instructions):
+        for name in dict.fromkeys(names_read(step)):
+            readers.setdefault(name, []).append(at)
+    # 1. From the end, what the backward pass or the update runs, or alone reads; and what a
+    #    convolution reads as its filter, as it lies or as it is cast.
+    late: set[int] = set()
+    filters: set[str | None] = set()
+    for at, (step, op) in reversed(list(enumerate(zip(block.instructions, ops, strict=True)))):
+        if op is None:
+            continue
+        if op.kind == _CONVOLUTION:
+            filters.add(names_read(step)[1])
+        elif op.kind == _CAST:
+            filters.update(names_read(step) if filters.intersection(names_made(step)) else ())
+        else:
+            reading = [other for name in names_made(step) for other in readers.get(name, ())]
+            if op.origin.region != "forward" or (reading and late.issuperset(reading)):
+                late.add(at)
+    # 2. Such work reads filters that are state behind the fence.
+    state = (i.value.name for i in graph.inputs if i.role is Role.STATE)
+    fenced = {n: f"{n}.late" for n in state if n in filters and late.intersection(readers[n])}
+    if not fenced:
+        return block
+    steps: list[ListingStep] = [Fence(tuple(fenced), tuple(fenced.values()))]
+    for at, step in enumerate(block.instructions):
+        if at in late and isinstance(step, LocalOp):
+            operands = tuple(fenced.get(o, o) if o else None for o in step.operands)
+            steps.append(step if operands == step.operands else replace(step, operands=operands))
+        else:
+            steps.append(step)
+    return replace(block, instructions=tuple(steps))
 
 
 def merge_scatters(route: Route) -> Route:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import autopar
 from autopar.cluster import Cluster
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder, Route
-from autopar.ir.listing import Collective, ListingStep, LocalOp, Move, MoveStep
+from autopar.ir.graph import Graph
+from autopar.ir.listing import Collective, Fence, Listing, ListingStep, LocalOp, Move, MoveStep
 from autopar.ir.sharding import MeshShape, Sharding
+from autopar.ir.soundness import ListingChecker
 from autopar.ir.values import Value
 from autopar.passes.lower.listing import combine_once, merge_scatters, move_once
 
@@ -109,3 +118,48 @@ def test_an_all_reduce_that_is_sliced_is_a_reduce_scatter() -> None:
     for steps in ((reduce, rows[1], rows[0]), (reduce, rows[0]), (reduce, rows[0], columns)):
         kept = Route(steps, (sent,), 1.0)
         assert merge_scatters(kept) == kept
+
+
+def _listing(step: Any, w: Any, x: Any, method: str) -> tuple[Graph, Listing]:
+    parallel = autopar.parallelize(step, cluster="8xh100", mesh=8, method=method)
+    planned = parallel.planned(w, x)
+    return planned.graph, planned.program.parts[0].listing
+
+
+def _convolved(w: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+    """A step of a convolution in half precision and a product, with weight decay in the loss."""
+
+    def loss_of(w: Any) -> jax.Array:
+        h = lax.conv_general_dilated(
+            x.astype("bfloat16"), w["filter"].astype("bfloat16"), (1, 1), "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )  # fmt: skip
+        decay = jnp.sum(w["filter"] ** 2)
+        return jnp.sum((h.mean((1, 2)).astype("float32") @ w["matrix"]) ** 2) + decay
+
+    loss, grads = jax.value_and_grad(loss_of)(w)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), loss
+
+
+def test_the_update_of_a_filter_shares_no_kernel_with_its_cast() -> None:
+    w = {
+        "filter": jax.ShapeDtypeStruct((1, 1, 64, 64), "float32"),
+        "matrix": jax.ShapeDtypeStruct((64, 64), "float32"),
+    }
+    x = jax.ShapeDtypeStruct((64, 8, 8, 64), "float32")
+    graph, listing = _listing(_convolved, w, x, "dp")
+    name = next(i.value.name for i in graph.inputs if "filter" in i.path)
+    (fence,) = (s for s in listing.block.instructions if isinstance(s, Fence))
+    assert (fence.sources, fence.results) == ((name,), (f"{name}.late",))
+    runs = [s for s in listing.block.instructions if isinstance(s, LocalOp)]
+    kinds = {
+        read: sorted(graph.op_at(s.equation).kind for s in runs if read in s.operands)
+        for read in (name, f"{name}.late")
+    }
+    # Its cast and the decay that the loss counts read it as it is; the decay's gradient and the
+    # update read it behind the fence.
+    assert kinds == {name: ["convert_element_type", "integer_pow"], f"{name}.late": ["mul", "sub"]}
+    ListingChecker(MeshShape.of("data=8")).check(graph, listing)
+    # A filter that is gathered is cast by a kernel of its own.
+    _, gathered = _listing(_convolved, w, x, "fsdp")
+    assert not any(isinstance(s, Fence) for s in gathered.block.instructions)
