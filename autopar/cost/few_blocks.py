@@ -20,16 +20,15 @@ import math
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from autopar.cost.kernels import (
-    Kernel,
-    Sizes,
-    Stored,
+from autopar.cost.kernels import Kernel, Stored
+from autopar.cost.ops import (
     is_fused_into_readers,
     is_reduction,
     is_scatter,
     operand_shape,
     sums_up_batches,
 )
+from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Op
 from autopar.ir.listing import Block, LocalOp, Move
 from autopar.rules import primitive

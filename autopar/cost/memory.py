@@ -16,17 +16,13 @@ from autopar.cost.kernels import (
     ADDING,
     COPY,
     FILL,
-    Fill,
     Kernel,
     Pieces,
-    Sizes,
     Stored,
-    filled_with,
-    is_fused_into_readers,
-    is_product,
     pieces_of,
     stored_kernels,
 )
+from autopar.cost.line import Fill, filled_with, read_line
 from autopar.cost.liveness import (
     BlockSpans,
     Moment,
@@ -36,6 +32,7 @@ from autopar.cost.liveness import (
     most_bytes,
     piece_spans,
 )
+from autopar.cost.ops import is_fused_into_readers, is_product
 from autopar.cost.order import (
     ahead,
     along_rows,
@@ -47,6 +44,7 @@ from autopar.cost.order import (
     with_siblings,
 )
 from autopar.cost.siblings import Across, gone_across, with_equals_across
+from autopar.cost.sizes import Sizes
 from autopar.cost.sums import added_sums
 from autopar.cost.timeline import Timed, beside_moves, entering, piece_times, row_work
 from autopar.cost.trips import (
@@ -462,7 +460,7 @@ class _Walk:
         block = program.block
         stored = self.unrolled(block, given)
         if sums is None:
-            copied = sorted(outside & self._sizes.line(block).lying_turned)
+            copied = sorted(outside & read_line(block, self._sizes).lying_turned)
             stored = self.joined(block, _beside(stored, copied))
             return given, self.busiest(block, stored, outside, copied=copied)
         stored = self.joined(block, stored)
@@ -561,7 +559,7 @@ class _Walk:
         """The number that a kernel fills a buffer with, and its dtype and shape."""
         if kernel.at == FILL:
             (name,) = kernel.makes
-            return self._fills.get(name) or self._sizes.line(block).fills.get(name)
+            return self._fills.get(name) or read_line(block, self._sizes).fills.get(name)
         step = kernel.instruction(block)
         op = self._sizes.op(step.equation) if isinstance(step, LocalOp) else None
         if not isinstance(step, LocalOp) or op is None or kernel.reads:

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.cost.kernels import Sizes, is_product, product_dims
+from autopar.cost.ops import is_product
 from autopar.cost.prices import Prices
+from autopar.cost.sizes import Sizes, product_dims
 from autopar.ir.graph import Graph, Op
 from autopar.ir.listing import Block, LocalOp, Loop, names_made, names_read
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from autopar.cost.kernels import Sizes, Stored
+from autopar.cost.kernels import Stored
+from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Op
 from autopar.ir.listing import Block, LocalOp
 from autopar.rules import primitive

@@ -19,7 +19,7 @@ from autopar.cluster import Chip, Cluster, LinkLevel, axis_links
 from autopar.cluster.catalog import gpu_target
 from autopar.cluster.chip import GpuTarget
 from autopar.cost.collective import SCATTER_TIE, collective_seconds
-from autopar.cost.kernels import group_count
+from autopar.cost.ops import group_count
 from autopar.errors import MeshError
 from autopar.ir.compiler_options import PIPELINED, CompilerOptions
 from autopar.ir.graph import Op

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from autopar.cluster import Chip
-from autopar.cost.kernels import is_fused_into_readers
+from autopar.cost.ops import is_fused_into_readers
 from autopar.cost.prices import fused_seconds, kernel_seconds
 from autopar.errors import InputError
 from autopar.ir.control_flow import ControlFlow, PortKind

@@ -15,8 +15,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.cost.kernels import COPY, LARGE_ON_TPU_BYTES, Kernel, Sizes, Stored, summed_dims
+from autopar.cost.kernels import COPY, LARGE_ON_TPU_BYTES, Kernel, Stored
+from autopar.cost.line import read_line
+from autopar.cost.ops import summed_dims
 from autopar.cost.order import NUMBER_BYTES, as_one
+from autopar.cost.sizes import Sizes
 from autopar.ir.listing import Block, LocalOp
 from autopar.ir.values import item_bytes
 
@@ -53,10 +56,10 @@ def gone_across(block: Block, sizes: Sizes, kernel: Kernel) -> Across | None:
             is_large = math.prod(shape) * _SUM_BYTES > LARGE_ON_TPU_BYTES
             return None if is_large else Across(shape, dims, True, _MOST_ON_TPU)
         operand = step.operands[0]
-        innermost = sizes.line(block).orders.innermost(operand, shape) if operand else None
+        innermost = read_line(block, sizes).orders.innermost(operand, shape) if operand else None
         columns = _NEAR_BYTES // (_TILES_OF_SUM * _TILE_ITEMS * _SUM_BYTES)
         return Across(shape, dims, True, _MOST_ROWS if innermost in dims else columns)
-    line = sizes.line(block)
+    line = read_line(block, sizes)
     grouped = line.grouped.get(kernel.makes[0])
     if grouped is not None:
         return None if grouped.turned else Across(grouped.shape, (), False, _MOST_BY_GROUPS)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autopar.cost.kernels import ADDING, Kernel, Pieces, Sizes, Stored, is_product
+from autopar.cost.kernels import ADDING, Kernel, Pieces, Stored
+from autopar.cost.ops import is_product
+from autopar.cost.sizes import Sizes
 from autopar.ir.added_products import added_products
 from autopar.ir.batching import Accumulator
 from autopar.ir.graph import Graph

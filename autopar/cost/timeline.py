@@ -17,21 +17,8 @@ from itertools import accumulate, chain, combinations, groupby
 
 from autopar.cluster.catalog import entry_named
 from autopar.cost.few_blocks import BlockCounts, FewBlocks
-from autopar.cost.kernels import (
-    ADDING,
-    COPY,
-    FILL,
-    LONGEST_ROW,
-    Kernel,
-    Sizes,
-    Stored,
-    is_fused_into_readers,
-    is_product,
-    is_reduction,
-    moves_by_piece,
-    product_dims,
-    stored_kernels,
-)
+from autopar.cost.kernels import ADDING, COPY, FILL, Kernel, Stored, moves_by_piece, stored_kernels
+from autopar.cost.ops import LONGEST_ROW, is_fused_into_readers, is_product, is_reduction
 from autopar.cost.order import (
     RowWork,
     at_hand,
@@ -42,6 +29,7 @@ from autopar.cost.order import (
 )
 from autopar.cost.picked import picked_bytes
 from autopar.cost.prices import Prices
+from autopar.cost.sizes import Sizes, product_dims
 from autopar.cost.sums import AddedSums, added_sums
 from autopar.cost.trips import (
     PIPELINED_IN_TURN,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from autopar.cost.kernels import Sizes
+from autopar.cost.sizes import Sizes
 from autopar.cost.timeline import Timed, timed_listing
 from autopar.inspecting.loaded_plan import Listed
 from autopar.ir.graph import Op, Operand

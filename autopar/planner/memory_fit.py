@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from autopar.cost.kernels import Sizes
 from autopar.cost.memory import held_bytes
+from autopar.cost.sizes import Sizes
 from autopar.cost.timeline import Seconds, timed_listing
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph

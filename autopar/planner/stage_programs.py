@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.cluster.placement import link_between
-from autopar.cost.kernels import Sizes
 from autopar.cost.memory import held_bytes
 from autopar.cost.prices import Prices, issue_seconds
+from autopar.cost.sizes import Sizes
 from autopar.cost.stage import StageCost, peak_bytes, stage_times
 from autopar.cost.timeline import Seconds, Timed, moved_seconds, timed_listing
 from autopar.ir.batching import Accumulator

@@ -9,9 +9,9 @@ from functools import partial
 from autopar.cluster import Cluster
 from autopar.cluster.placement import cut_out, submesh_shapes
 from autopar.cluster.target import Target
-from autopar.cost.kernels import Sizes
 from autopar.cost.memory import held_bytes
 from autopar.cost.prices import Prices
+from autopar.cost.sizes import Sizes
 from autopar.cost.timeline import timed_listing
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.compiler_options import CompilerOptions

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.cost.kernels import Sizes
 from autopar.cost.merged_products import seconds_saved_by_merging
 from autopar.cost.prices import Prices
+from autopar.cost.sizes import Sizes
 from autopar.ir.compiler_options import (
     LATENCY_HIDING,
     MERGED_PRODUCTS,

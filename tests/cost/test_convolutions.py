@@ -10,7 +10,8 @@ import pytest
 
 import autopar
 from autopar.cluster.chip import Platform
-from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
+from autopar.cost.kernels import Kernel, Stored, stored_kernels
+from autopar.cost.sizes import Sizes
 
 FILTER = (3, 3, 64, 64)
 

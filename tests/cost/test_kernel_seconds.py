@@ -4,9 +4,9 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.cost.few_blocks import columns_outermost
-from autopar.cost.kernels import Sizes
 from autopar.cost.prices import Prices, elementwise_seconds, product_seconds
 from autopar.cost.reshard import Resharder
+from autopar.cost.sizes import Sizes
 from autopar.cost.timeline import Seconds, timed_listing
 from autopar.ir.listing import Block, LocalOp, Move, MoveStep
 from autopar.ir.record import parse_graph

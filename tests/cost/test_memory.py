@@ -10,10 +10,12 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.cluster.chip import Platform
-from autopar.cost.kernels import Sizes, read_line, stored_kernels
+from autopar.cost.kernels import stored_kernels
+from autopar.cost.line import read_line
 from autopar.cost.memory import SPARE_SHARE, Held, held_bytes
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
+from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Graph
 from autopar.ir.listing import (
     Block,

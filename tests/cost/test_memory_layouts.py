@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import pytest
 
 from autopar.cluster.chip import Platform
-from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
+from autopar.cost.kernels import Kernel, Stored, stored_kernels
 from autopar.cost.layouts import Layouts, Order
 from autopar.cost.order import lightened
+from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Block, Collective, Fence, ListingStep, LocalOp, Move, MoveStep
 from autopar.ir.sharding import MeshShape, Sharding, replicated

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cluster.chip import Platform
-from autopar.cost.kernels import Kernel, Sizes, Stored, is_product, is_reduction, stored_kernels
+from autopar.cost.kernels import Kernel, Stored, stored_kernels
 from autopar.cost.liveness import buffers, most_bytes
 from autopar.cost.memory import SPARE_SHARE, held_bytes
+from autopar.cost.ops import is_product, is_reduction
 from autopar.cost.order import (
     COMBINED_BYTES,
     RowWork,
@@ -24,6 +25,7 @@ from autopar.cost.order import (
     post_order,
     with_siblings,
 )
+from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Fence, Listing, LocalOp
 from tests.cost.test_memory import ONE, dot, element, graph_of, listing

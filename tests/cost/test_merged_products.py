@@ -12,9 +12,9 @@ import pytest
 import autopar
 from autopar.cluster import Cluster
 from autopar.cluster.target import Target
-from autopar.cost.kernels import Sizes
 from autopar.cost.merged_products import seconds_saved_by_merging
 from autopar.cost.prices import Prices, elementwise_seconds, product_seconds
+from autopar.cost.sizes import Sizes
 from autopar.ir.compiler_options import MERGED_PRODUCTS, merged_options
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.launch import compile_ahead

@@ -11,9 +11,10 @@ import pytest
 import autopar
 from autopar.cluster import Cluster
 from autopar.cluster.target import Target
-from autopar.cost.kernels import Sizes
+from autopar.cost.line import read_line
 from autopar.cost.memory import step_kernels
 from autopar.cost.prices import Prices, elementwise_seconds, kernel_seconds, product_seconds
+from autopar.cost.sizes import Sizes
 from autopar.cost.timeline import timed_listing
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.launch import compile_ahead
@@ -63,7 +64,7 @@ def as_run(step: Any, *args: Any) -> list[tuple[tuple[str, ...], set[str]]]:
         graph, made.listing, sizes, timed_listing(graph, made.listing, prices, sizes)
     )
     kernels = found.joined(block, found.stored).kernels
-    grouped = sizes.line(block).grouped
+    grouped = read_line(block, sizes).grouped
     rows = ((tuple(n for n in k.makes if n in grouped), k.reads & grouped.keys()) for k in kernels)
     return [(made, {*reads}) for made, reads in rows if made or reads]
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.cost.kernels import Sizes, Stored, stored_kernels
+from autopar.cost.kernels import Stored, stored_kernels
 from autopar.cost.siblings import Across, gone_across, with_equals_across
+from autopar.cost.sizes import Sizes
 from autopar.ir.listing import Block, LocalOp
 from autopar.ir.sharding import MeshShape, Sharding
 from tests.cost.test_memory import ONE, graph_of, listing

@@ -2,9 +2,9 @@
 
 import pytest
 
-from autopar.cost.kernels import Sizes
 from autopar.cost.liveness import BlockSpans
 from autopar.cost.memory import held_bytes, held_spans
+from autopar.cost.sizes import Sizes
 from autopar.frontend import StepSpec, trace
 from autopar.ir.graph import Graph
 from autopar.ir.sharding import MeshShape

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
-from autopar.cost.kernels import Kernel, Sizes, Stored, pieces_of
+from autopar.cost.kernels import Kernel, Stored, pieces_of
 from autopar.cost.memory import piece_kinds, step_kernels
 from autopar.cost.prices import Prices, product_seconds
 from autopar.cost.reshard import Resharder
+from autopar.cost.sizes import Sizes
 from autopar.cost.timeline import (
     Known,
     Seconds,

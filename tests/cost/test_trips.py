@@ -7,9 +7,10 @@ from collections.abc import Collection
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cost.kernels import Kernel, Sizes
+from autopar.cost.kernels import Kernel
 from autopar.cost.memory import held_bytes, held_while, step_kernels
 from autopar.cost.prices import Prices
+from autopar.cost.sizes import Sizes
 from autopar.cost.timeline import Timed, timed_listing
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Block, Listing, ListingStep, LocalOp, Loop

@@ -8,7 +8,8 @@ import jax
 import pytest
 
 import autopar
-from autopar.cost.kernels import Sizes, stored_kernels
+from autopar.cost.kernels import stored_kernels
+from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Block, Loop, Move
 from autopar.ir.sharding import Sharding

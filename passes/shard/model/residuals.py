@@ -13,10 +13,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.cost.kernels import Pieces, Sizes, is_fused_into_readers
+from autopar.cost.kernels import Pieces
 from autopar.cost.liveness import Moment
 from autopar.cost.memory import StepKernels, step_kernels
+from autopar.cost.ops import is_fused_into_readers
 from autopar.cost.prices import Prices, elementwise_seconds
+from autopar.cost.sizes import Sizes
 from autopar.cost.timeline import Timed, timed_listing
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op, Operand

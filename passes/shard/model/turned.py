@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from autopar.cost.kernels import is_fused_into_readers, is_reduction
 from autopar.cost.layouts import Orders, Turned, visited, wasted_bytes
+from autopar.cost.ops import is_fused_into_readers, is_reduction
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.sharding_plan import OpPath
