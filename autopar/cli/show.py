@@ -90,8 +90,7 @@ def _overview(plan: Plan, found: Inspection) -> Iterator[RenderableType]:
         yield axes(found.axes, plan)
     if plan.outcome.recipes:
         yield margins_line(plan)
-    single = plan.is_one_program and found.collectives
-    yield collectives_by_kind(found.collectives) if single else collectives(plan)
+    yield collectives_by_kind(found, plan) if found.collectives else collectives(plan)
     yield parameters(plan, uses=found.axes)
     yield memory(plan)
     yield Text(f"In full: autopar show PLAN.json with {', '.join(_VIEWS)}", style=QUIET)
@@ -109,7 +108,7 @@ def _parts(plan: Plan, found: Inspection, wanted: Views, in_full: bool) -> Itera
             yield pipeline(plan, simulation_of(plan))
         yield modules(found.modules, shown)
     if wanted.comm:
-        yield communication(found.collectives, shown)
+        yield communication(found, plan, shown)
     if wanted.memory:
         yield memory_in_full(plan, found.memory)
 

@@ -35,7 +35,7 @@ from autopar.ir.sharding import replicated
 from autopar.ir.values import Input, Role
 from autopar.planner.placed_stages import PlacedStages
 from autopar.schedule.grid import Kind
-from autopar.schedule.planned import simulation_of
+from autopar.schedule.planned import busiest_submesh, simulation_of
 from autopar.schedule.simulate import Span
 
 _MOST_LEVELS = 200
@@ -174,6 +174,7 @@ def inspect(loaded: LoadedPlan, parts: Sequence[InspectedPart] = INSPECTED) -> I
         collectives=comm_rows(flows, roles) if "collectives" in wanted else (),
         spans=kernel_spans(flows[0]) if in_spans else (),
         memory=memory_curves(loaded, flows) if "memory" in wanted else (),
+        busiest=busiest_submesh(plan),
     )
 
 

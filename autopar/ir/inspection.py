@@ -179,7 +179,8 @@ class Inspection:
 
     `spans` are of one device over a step, loops trip by trip (none for a plan with stages, as its
     schedule tells). They end a little before the step's predicted seconds, in which some of what
-    they hide is waited for. `meshes` are by submesh.
+    they hide is waited for. `meshes` are by submesh; `busiest` is the one that works longest, whose
+    devices' traffic is the plan's.
     """
 
     meshes: tuple[MeshShape, ...]
@@ -189,3 +190,9 @@ class Inspection:
     collectives: tuple[CommRow, ...]
     spans: tuple[KernelSpan, ...]
     memory: tuple[MemoryCurve, ...]
+    busiest: int = 0
+
+    @property
+    def device_collectives(self) -> tuple[CommRow, ...]:
+        """The collectives of a device of the busiest submesh, as the plan predicts them."""
+        return tuple(row for row in self.collectives if row.submesh == self.busiest)

@@ -118,7 +118,8 @@ def _traffic(changes: tuple[TrafficChange, ...]) -> Table:
         )
         for t in changes
     ]  # fmt: skip
-    return Table("Collectives in a step", ("kind", "axes", "count", "bytes", "time"), rows)
+    title = "Collectives of the busiest device in a step"
+    return Table(title, ("kind", "axes", "count", "bytes", "time"), rows)
 
 
 def _pair(before: str, after: str) -> str:

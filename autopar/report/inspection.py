@@ -13,6 +13,7 @@ from autopar.ir.inspection import (
     AxisRole,
     AxisUse,
     CommRow,
+    Inspection,
     MemoryCurve,
     MemoryLevel,
     ModuleRow,
@@ -35,6 +36,7 @@ from autopar.report.rows import (
 )
 from autopar.report.style import ACCENT, QUIET
 from autopar.report.table import Cell, Table, cell_of, percent, rest
+from autopar.schedule.planned import busiest_submesh
 
 # -- mesh axes -------------------------------------------------------------------------------------
 
@@ -196,10 +198,11 @@ def _cells(name: str, row: ModuleRow, whole: float) -> tuple[Cell, ...]:
 # -- collectives -----------------------------------------------------------------------------------
 
 
-def communication(rows: Sequence[CommRow], shown: int | None) -> RenderableType:
+def communication(found: Inspection, plan: Plan, shown: int | None) -> RenderableType:
     """The collectives of a step, the costliest first; all of them where `shown` is None."""
+    rows = found.collectives
     if not rows:
-        return Text("No collectives: devices do not communicate.", style=QUIET)
+        return no_collectives(plan)
     note = (
         "bytes: one device's buffer in one run · time: of all runs in a step · hidden: the "
         "share of it that overlaps with compute"
@@ -212,17 +215,46 @@ def communication(rows: Sequence[CommRow], shown: int | None) -> RenderableType:
         lead=2,
     )
     left_out = rest(len(rows) - len(kept))
-    return Group(collectives_by_kind(rows), "", table, *left_out, Text(note, style=QUIET))
+    parts = [collectives_by_kind(found, plan), *_elsewhere(found), "", table, *left_out]
+    return Group(*parts, Text(note, style=QUIET))
 
 
-def collectives_by_kind(rows: Sequence[CommRow]) -> Table:
-    """The collectives of a step in a few rows."""
+def no_collectives(plan: Plan) -> Text:
+    """A line in place of a table of nothing."""
+    where = "" if plan.is_one_program else " within a stage"
+    return Text(f"No collectives{where}: devices do not communicate.", style=QUIET)
+
+
+def collectives_title(plan: Plan) -> str:
+    """Whose collectives a table adds up: those of one device, of the busiest where they differ."""
+    count = len(plan.submeshes)
+    where = f" of mesh{busiest_submesh(plan)}, the busiest of {count}," if count > 1 else ""
+    times = f", all {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
+    return f"Collectives of a device{where} in a step{times}"
+
+
+def collectives_by_kind(found: Inspection, plan: Plan) -> RenderableType:
+    """The collectives of a device of the busiest submesh in a few rows."""
+    rows = found.device_collectives
+    if not rows:
+        return no_collectives(plan)
     columns = {
         "kind": "kind", "axes": "axes", ">runs": "runs", ">bytes": "bytes", ">time": "seconds",
         ">hidden": "hidden_share",
     }  # fmt: skip
     total: Row = {"kind": "all", **comm_sums(rows)}
-    return Table.of("Collectives in a step", columns, kind_rows(rows), total)
+    return Table.of(collectives_title(plan), columns, kind_rows(rows), total)
+
+
+def _elsewhere(found: Inspection) -> Iterator[Text]:
+    """The collectives of a device of each of the other submeshes, in a line where they agree."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for k in sorted({row.submesh for row in found.collectives} - {found.busiest}):
+        rows = [row for row in found.collectives if row.submesh == k]
+        sent = show_bytes(sum(r.total_bytes for r in rows))
+        alike.setdefault((sent, show_seconds(sum(r.seconds for r in rows))), []).append(k)
+    for (sent, seconds), meshes in alike.items():
+        yield Text(f"a device of mesh{numbers_text(meshes)}: {sent}, {seconds}", style=QUIET)
 
 
 def _collective(row: CommRow) -> tuple[Cell, ...]:

@@ -17,7 +17,14 @@ from autopar.ir.sharding_plan import Status
 from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes, show_seconds, show_type
 from autopar.ir.values import Role
-from autopar.report.inspection import axis_roles, memory_over_time, roles_of, roles_text
+from autopar.report.inspection import (
+    axis_roles,
+    collectives_title,
+    memory_over_time,
+    no_collectives,
+    roles_of,
+    roles_text,
+)
 from autopar.report.rows import (
     SPMD_TICKS,
     Row,
@@ -190,8 +197,7 @@ def collectives(plan: Plan) -> RenderableType:
     """The collectives of a step by kind and axes, the costliest first."""
     found = costliest(plan)
     if not found:
-        where = "" if plan.is_one_program else " within a stage"
-        return Text(f"No collectives{where}: devices do not communicate.", style=QUIET)
+        return no_collectives(plan)
     whole = sum(t.seconds for t in found)
     rows: list[Row] = [
         {**traffic_row(t), "share": t.seconds / whole if whole > 0 else 0.0} for t in found
@@ -202,7 +208,7 @@ def collectives(plan: Plan) -> RenderableType:
         "kind": "kind", "axes": "axes", ">runs": "count", ">bytes": "bytes", ">time": "seconds",
         ">share": "share",
     }  # fmt: skip
-    return Table.of("Collectives in a step", columns, rows, total if len(rows) > 1 else None)
+    return Table.of(collectives_title(plan), columns, rows, total if len(rows) > 1 else None)
 
 
 def parameters(

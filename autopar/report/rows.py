@@ -337,8 +337,8 @@ def inspection_data(found: Inspection) -> dict[str, Json]:
     return {
         **cast("dict[str, Json]", _plain(found)),
         "ops_total": ops_total(found.ops),
-        "collectives_total": comm_sums(found.collectives),
-        "collectives_by_kind": [*kind_rows(found.collectives)],
+        "collectives_total": comm_sums(found.device_collectives),
+        "collectives_by_kind": [*kind_rows(found.device_collectives)],
         "memory_peaks": [
             {"submesh": c.submesh, "level": c.peak, "bytes": c.levels[c.peak].nbytes}
             for c in found.memory

@@ -47,6 +47,15 @@ def simulation_of(plan: Plan) -> Simulation:
     )
 
 
+def busiest_submesh(plan: Plan) -> int:
+    """The submesh that works longest in a step: the plan's predicted traffic is its devices'."""
+    if len(plan.submeshes) == 1:
+        return 0
+    works = zip(simulation_of(plan).busy_seconds, once_seconds_of(plan), strict=True)
+    busy = [work + once for work, once in works]
+    return max(range(len(busy)), key=lambda k: busy[k])
+
+
 def once_seconds_of(plan: Plan) -> tuple[float, ...]:
     """Work of each submesh once a step, after its last microbatch: gradient sums and update."""
     once = [0.0] * len(plan.submeshes)

@@ -164,7 +164,7 @@ def _shown(plan: Plan) -> str:
     parts: list[RenderableType] = [headline(plan), axes(found.axes, plan)]
     if plan.outcome.recipes:
         parts.append(margins_line(plan))
-    parts.append(collectives_by_kind(found.collectives))
+    parts.append(collectives_by_kind(found, plan))
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
     for part in parts:
         console.print(part)

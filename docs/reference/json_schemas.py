@@ -126,6 +126,7 @@ _INSPECTION: Form = {
         "submesh": int, "limit_bytes": int,
         "levels": [{"seconds": float, "label": str, "bytes_by_kind": Named(int)}],
     }],
+    "busiest": int,
     "ops_total": {"runs": int, "flops": int, "seconds": float},
     "collectives_total": _SUMS,
     "collectives_by_kind": [{"kind": str, "axes": [str], **_SUMS}],

@@ -37,7 +37,7 @@ def test_the_quick_demo_learns_and_agrees_in_four_stages() -> None:
 def test_too_few_steps_to_learn_end_with_1() -> None:
     done = run("demo", "--quick", "--steps", "4", "--mesh", "8", "--method", "dp")
     assert done.code == 1
-    assert "Collectives in a step" in done.out
+    assert "Collectives of a device in a step" in done.out
     assert "held-out loss is NOT below the unigram entropy" in done.out
 
 

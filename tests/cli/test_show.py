@@ -21,7 +21,8 @@ def test_everything_is_shown_by_default(saved: Path) -> None:
     done = run("show", saved)
     assert done.code == 0
     for word in (
-        "plan train_step on 8xcpu", "Mesh axes", "Collectives in a step", "Arguments", "Memory",
+        "plan train_step on 8xcpu", "Mesh axes", "Collectives of a device in a step",
+        "Arguments", "Memory",
         "In full: autopar show PLAN.json with --params, --ops, --stages, --comm, --memory",
     ):  # fmt: skip
         assert word in done.out
@@ -34,7 +35,7 @@ def test_everything_is_shown_by_default(saved: Path) -> None:
         ("--params", ["Arguments"]),
         ("--ops", ["Ops of a step"]),
         ("--stages", ["Modules"]),
-        ("--comm", ["Collectives in a step", "Each collective"]),
+        ("--comm", ["Collectives of a device in a step", "Each collective"]),
         ("--memory", ["Memory of a device", "Memory over a step"]),
     ],
 )
@@ -42,8 +43,8 @@ def test_a_flag_shows_one_part(saved: Path, flag: str, shown: list[str]) -> None
     done = run("show", saved, flag)
     assert done.code == 0
     titles = (
-        "Arguments", "Ops of a step", "Modules", "Collectives in a step", "Each collective",
-        "Memory of a device", "Memory over a step",
+        "Arguments", "Ops of a step", "Modules", "Collectives of a device in a step",
+        "Each collective", "Memory of a device", "Memory over a step",
     )  # fmt: skip
     assert [t for t in titles if t in done.out] == shown
 

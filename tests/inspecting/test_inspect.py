@@ -116,12 +116,34 @@ def test_parts_add_up_to_what_the_plan_predicts(name: str, method: str, mesh: st
     assert sum(row.seconds for row in found.ops) == pytest.approx(predicted.compute_seconds)
     assert found.modules[0].seconds == pytest.approx(predicted.compute_seconds)
     assert all(row.exposed_seconds <= row.seconds * (1 + 1e-9) for row in found.collectives)
-    sent = {(t.kind, t.axes): (t.count, t.nbytes) for t in predicted.traffic}
-    rows: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
-    for row in found.collectives:
+    assert added_up(found) == sent_in(plan)
+
+
+Sums = dict[tuple[str, tuple[str, ...]], tuple[int, int]]
+
+
+def sent_in(plan: Plan) -> Sums:
+    return {(t.kind, t.axes): (t.count, t.nbytes) for t in plan.prediction.traffic}
+
+
+def added_up(found: Inspection) -> Sums:
+    """Runs and bytes of a device's collectives by kind and axes."""
+    rows: Sums = {}
+    for row in found.device_collectives:
         count, nbytes = rows.get((row.kind, row.axes), (0, 0))
         rows[row.kind, row.axes] = count + row.runs, nbytes + row.total_bytes
-    assert rows == sent
+    return rows
+
+
+@pytest.mark.parametrize("options", [{"stages": 2, "microbatches": 4}, {"microbatches": 2}])
+def test_collectives_of_stages_are_those_of_a_device_of_the_busiest(options: Any) -> None:
+    plan = plan_of("gpt_scan", method="fsdp", **options)
+    found = inspect(reopen(plan), ("collectives",))
+    assert added_up(found) == sent_in(plan)
+    assert sum(row.seconds for row in found.device_collectives) == pytest.approx(
+        plan.prediction.communication_seconds, rel=1e-9
+    )
+    assert {row.submesh for row in found.collectives} == set(range(len(plan.submeshes)))
 
 
 @pytest.mark.parametrize(("name", "method", "mesh"), SUMS)

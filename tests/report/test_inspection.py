@@ -1,5 +1,7 @@
 """The views of an inspection made by hand, drawn."""
 
+from dataclasses import replace
+
 import pytest
 from rich.console import Console
 
@@ -27,6 +29,7 @@ from autopar.report.inspection import (
     roles_of,
 )
 from autopar.report.rows import inspection_data
+from tests.report.pages import one_program, staged
 
 ROWS, SPLIT = Sharding((("data",), ())), Sharding(((), ("model",)))
 USES = (
@@ -126,8 +129,10 @@ def test_collectives_have_op_line_axes_roles_and_what_is_hidden() -> None:
         moved("all-reduce", "Net/up dot_general", 1e-3, 1e-3),
         moved("all-gather", "params/up", 3e-3, 0.0, "dot_general"),
     ]
-    text = "\n".join(" ".join(line.split()) for line in drawn(communication(rows, None), 160))
+    found, one = replace(FOUND, collectives=tuple(rows)), one_program().plan
+    text = "\n".join(" ".join(r.split()) for r in drawn(communication(found, one, None), 160))
     for line in (
+        "Collectives of a device in a step",
         "all-gather data 3 3.00 KiB 3.00 ms 100.0%",
         "all 6 6.00 KiB 4.00 ms 75.0%",
         "params/up for dot_general net.py:3 forward all-gather data (fsdp) 3 x 1.00 KiB 3.00 ms "
@@ -135,7 +140,21 @@ def test_collectives_have_op_line_axes_roles_and_what_is_hidden() -> None:
         "Net/up dot_general net.py:3 forward all-reduce data (fsdp) 3 x 1.00 KiB 1.00 ms 0.0%",
     ):
         assert line in text
-    assert drawn(communication([], None)) == ["No collectives: devices do not communicate."]
+    nothing = replace(FOUND, collectives=())
+    told = ["No collectives: devices do not communicate."]
+    assert drawn(communication(nothing, one, None)) == told
+
+
+def test_collectives_of_stages_are_added_up_for_one_device() -> None:
+    row = moved("all-gather", "params/up", 3e-3, 0.0)
+    other = replace(row, submesh=1, nbytes=512)
+    found = replace(FOUND, collectives=(row, other), busiest=1)
+    lines = drawn(communication(found, staged().plan, None))
+    assert lines[0] == (
+        "Collectives of a device of mesh1, the busiest of 2, in a step, all 4 microbatches"
+    )
+    assert lines[3].split()[:5] == ["all-gather", "data", "3", "1.50", "KiB"]
+    assert "a device of mesh0: 3.00 KiB, 3.00 ms" in lines
 
 
 def test_modules_are_a_tree_of_which_the_deepest_are_left_out() -> None:
