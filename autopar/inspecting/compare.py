@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from autopar.cost.timeline import sent
 from autopar.inspecting.reshardable_unit import ReshardableUnit, Weighed
 from autopar.ir.comparison import Change, Comparison, FigureChange, Move, Place
 from autopar.ir.compiler_options import options_text
-from autopar.ir.explanation import Price, TrafficChange
-from autopar.ir.listing import Traffic, kind_order
+from autopar.ir.explanation import TrafficChange
+from autopar.ir.listing import LocalOp, Loop, Traffic, kind_order
 from autopar.ir.naming import Names, and_more, over, spec
 from autopar.ir.paths import common_path, counted_paths, unnumbered
 from autopar.ir.plan import Argument, Origin, Plan
@@ -21,16 +22,24 @@ from autopar.ir.text import show_bytes, show_seconds
 
 _SHOWN = 3  # paths in one sentence
 _LEAST_SHARE = 1e-3  # of the seconds of all changes, below which one is not told
+_REGIONS = {
+    "forward": "in the forward pass", "backward": "in the backward pass", "update": "in the update",
+    "copies": "of copies",
+}  # fmt: skip
 _TOLD_SHARE = 0.02  # of the larger of work and waiting, below which the smaller is not told
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Collectives of a step of one kind over the same axes, and the names of what they move."""
+    """Collectives of a step of one kind over the same axes, and the names of what they move.
+
+    Of their seconds, `exposed_seconds` are waited for.
+    """
 
     count: int = 0
     nbytes: int = 0
     seconds: float = 0.0
+    exposed_seconds: float = 0.0
     names: frozenset[str] = frozenset()
 
     def plus(self, other: Sent, times: int = 1) -> Sent:
@@ -39,6 +48,7 @@ class Sent:
             self.count + times * other.count,
             self.nbytes + times * other.nbytes,
             self.seconds + times * other.seconds,
+            self.exposed_seconds + times * other.exposed_seconds,
             self.names | other.names,
         )
 
@@ -47,14 +57,24 @@ Key = tuple[str, tuple[str, ...], str]  # kind, axes, what is moved with its num
 
 
 def sent_by(weighed: Weighed, names: Names) -> dict[Key, Sent]:
-    """The collectives of a step on one device by kind, axes and what they move."""
+    """The collectives of a step on one device by kind, axes and what they move.
+
+    Seconds are as the predicted step has them: those that are waited for add up to its own.
+    """
     found: dict[Key, Sent] = {}
-    for listing in weighed.listings:
-        for move, c in listing.listing.collectives():
+    for listed in weighed.listings:
+        sums = [
+            (move, c, Sent(c.runs * listed.runs, c.nbytes * c.runs * listed.runs))
+            for move, c in listed.listing.collectives()
+        ]
+        for move, j, once in sent(listed.timed):
+            spent = once.times(listed.runs)
+            sums.append((move, move.collectives[j], Sent(0, 0, spent.communication, spent.exposed)))
+        for move, c, flow in sums:
             name = names.of(move.value.name)
-            key, runs = (c.kind, c.axes, unnumbered(name)), c.runs * listing.runs
-            flow = Sent(runs, c.nbytes * runs, c.seconds * runs, frozenset([name]))
-            found[key] = found.get(key, Sent()).plus(flow)
+            key = c.kind, c.axes, unnumbered(name)
+            known = found.get(key, Sent())
+            found[key] = known.plus(replace(flow, names=frozenset([name])))
     return found
 
 
@@ -100,38 +120,48 @@ def sentences(
 ) -> list[str]:
     """The changes of a step's time, of what is sent, and of what moves along with the subject.
 
-    The first adds up to the difference in seconds. `choice` is how the subject would lie.
+    The first adds up to the difference in seconds, and so does what is exposed of the collectives
+    to its exposed communication. `choice` is how the subject would lie.
     """
     names = Names(unit.graph)
-    found = [*_spent(before.price, after.price)]
+    found = [*_spent(before, after)]
     found += _comings(sent_by(before, names), sent_by(after, names))
     found += _along(unit, before.sharding, after.sharding, subject, choice)
     return found
 
 
 def _comings(before: dict[Key, Sent], after: dict[Key, Sent]) -> Iterator[str]:
-    """Collectives that come and go, what weighs most first; those of a value together."""
+    """Collectives that come, go or wait otherwise, what weighs most first; by what is moved."""
     groups: dict[str, list[tuple[Key, Sent]]] = {}
     for key in sorted({*before, *after}):
         change = after.get(key, Sent()).plus(before.get(key, Sent()), -1)
-        if change.seconds:
+        if change.nbytes or change.seconds or change.exposed_seconds:
             groups.setdefault(key[2], []).append((key, change))
-    total = sum(abs(change.seconds) for group in groups.values() for _, change in group)
-    for group in sorted(groups.values(), key=lambda g: -abs(_net(g))):
-        if max(abs(change.seconds) for _, change in group) <= _LEAST_SHARE * total:
-            continue
+    least = _LEAST_SHARE * sum(_weight(group) for group in groups.values())
+    order = sorted(groups.values(), key=lambda g: (-abs(_exposed(g)), -_weight(g)))
+    for group in (g for g in order if _weight(g) > least):
         what = common_path(sorted({name for _, change in group for name in change.names}))
-        more = [_describe_sent(key, change) for key, change in group if change.seconds > 0]
-        less = [_describe_sent(key, change) for key, change in group if change.seconds < 0]
+        more = [_describe_sent(key, change) for key, change in group if change.nbytes > 0]
+        less = [_describe_sent(key, change) for key, change in group if change.nbytes < 0]
+        waited = _exposed(group)
+        so = f"{_signed(waited)} exposed" if abs(waited) > least else "none of it exposed"
         if more and less:
-            swap = f"{', '.join(more)} instead of {', '.join(less)}"
-            yield f"{what}: {swap}: {_signed(_net(group))}"
-        else:
-            yield f"{'more' if more else 'less'} for {what}: {', '.join(more or less)}"
+            yield f"{what}: {', '.join(more)} instead of {', '.join(less)}: {so}"
+        elif more or less:
+            yield f"{'more' if more else 'less'} for {what}: {', '.join(more or less)}: {so}"
+        elif abs(waited) > least:
+            kinds = ", ".join(dict.fromkeys(kind for (kind, _, _), _ in group))
+            beside = "less" if waited > 0 else "more"
+            yield f"the same {kinds} for {what}, {beside} of it beside work: {so}"
 
 
-def _net(group: Sequence[tuple[Key, Sent]]) -> float:
-    return sum(change.seconds for _, change in group)
+def _weight(group: Sequence[tuple[Key, Sent]]) -> float:
+    """The largest change of some collectives, in seconds that they take or are waited for."""
+    return max(max(abs(c.seconds), abs(c.exposed_seconds)) for _, c in group)
+
+
+def _exposed(group: Sequence[tuple[Key, Sent]]) -> float:
+    return sum(change.exposed_seconds for _, change in group)
 
 
 def _describe_sent(key: Key, change: Sent) -> str:
@@ -141,18 +171,47 @@ def _describe_sent(key: Key, change: Sent) -> str:
     return f"{count}{kind} over {over(axes)} ({took})"
 
 
-def _spent(before: Price, after: Price) -> Iterator[str]:
+def _spent(before: Weighed, after: Weighed) -> Iterator[str]:
     """Work and waiting of each device: what is told of either is worth telling beside the other."""
-    work = after.compute_seconds - before.compute_seconds
-    waiting = after.exposed_seconds - before.exposed_seconds
+    old, new = before.price, after.price
+    work = new.compute_seconds - old.compute_seconds
+    waiting = new.exposed_seconds - old.exposed_seconds
     least = _TOLD_SHARE * max(abs(work), abs(waiting))
     parts = [
         f"{_signed(more)} of {what}"
         for more, what in ((work, "compute"), (waiting, "exposed communication"))
         if abs(more) > least
     ]
+    step, paced = new.seconds - old.seconds, ""
+    if abs(step - work - waiting) > least:  # hosts, other submeshes or a schedule set the pace
+        takes = f"takes {_signed(step)}" if abs(step) > least else "is as long"
+        paced = f", yet the step {takes}: they do not set its pace alone"
     if parts:
-        yield f"{' and '.join(parts)} on each device"
+        yield f"{' and '.join(parts)} on each device{paced}"
+    if abs(work) > least:
+        yield from _work(before, after, abs(work))
+
+
+def _work(before: Weighed, after: Weighed, whole: float) -> Iterator[str]:
+    """The pass, or the copies, whose compute changes most, where that is most of it."""
+    was, now = _compute(before), _compute(after)
+    changes = {r: now.get(r, 0.0) - was.get(r, 0.0) for r in {*was, *now}}
+    region = max(sorted(changes), key=lambda r: abs(changes[r]), default="")
+    if region and abs(changes[region]) > whole / 2:
+        yield f"compute: {_signed(changes[region])} {_REGIONS.get(region, f'in {region}')}"
+
+
+def _compute(weighed: Weighed) -> dict[str, float]:
+    """Seconds of work of a step by the region of the op that each kernel is, or of copies."""
+    found: dict[str, float] = {}
+    for listed in weighed.listings:
+        for block, kernel, seconds in listed.timed.spent():
+            step = kernel.instruction(block)
+            region = "copies"
+            if isinstance(step, LocalOp | Loop):
+                region = listed.graph.op_at(step.equation).origin.region
+            found[region] = found.get(region, 0.0) + seconds.compute * listed.runs
+    return found
 
 
 def _signed(seconds: float) -> str:

@@ -15,9 +15,8 @@ from functools import cached_property
 
 from autopar.errors import ArgumentError, bulleted
 from autopar.inspecting.compare import sentences
-from autopar.inspecting.loaded_plan import LoadedPlan
+from autopar.inspecting.loaded_plan import Listed, LoadedPlan
 from autopar.inspecting.reshardable_unit import (
-    PartListing,
     ReshardableUnit,
     Weighed,
     too_large,
@@ -206,7 +205,7 @@ class Reader:
     runs: int
 
 
-def reads(listings: Sequence[PartListing], name: str) -> tuple[str, ...]:
+def reads(listings: Sequence[Listed], name: str) -> tuple[str, ...]:
     """A sentence for each way in which a value is read, forward first, heavy ops first."""
     groups: dict[tuple[object, ...], list[Reader]] = {}
     waiting = [name]
@@ -295,7 +294,7 @@ def _after(via: Sequence[Collective]) -> str:
 # -- gradients ---------------------------------------------------------------------------------
 
 
-def arrival(listings: Sequence[PartListing], name: str, names: Names) -> Iterator[str]:
+def arrival(listings: Sequence[Listed], name: str, names: Names) -> Iterator[str]:
     """Sentences on how a value comes to be: by sums, or as an argument's gradient."""
     for part in listings:
         graph, block = part.graph, part.listing.block
@@ -427,7 +426,7 @@ class _Explainer:
                 subject = frozenset((self.subject.path, *self.subject.alike))
                 changes = sentences(unit, self._kept, weighed, subject, text)
                 if self._free:
-                    changes += _honest(self._kept.price, weighed.price)
+                    changes += two_counts(self._kept.price, weighed.price)
                 yield Alternative(text, sharding, weighed.price, tuple(changes))
 
     @property
@@ -454,17 +453,22 @@ def _seconds(alternative: Alternative) -> float:
     return alternative.price.seconds if alternative.price is not None else float("inf")
 
 
-def _honest(kept: Price, other: Price) -> Iterator[str]:
-    """A note where the two ways to count a plan's seconds disagree on which is better."""
-    faster = kept.seconds - other.seconds
+def two_counts(kept: Price, other: Price) -> Iterator[str]:
+    """A note where the two ways to count a plan's seconds disagree, or both have this cheaper."""
     dearer = other.solver_seconds - kept.solver_seconds
-    if faster > _NEGLIGIBLE * kept.seconds and dearer > _NEGLIGIBLE * kept.solver_seconds:
-        yield (
-            f"the predicted step, with overlap and fusion, is {show_seconds(faster)} shorter; the "
-            f"cost that the solver minimizes, without overlap, is {show_seconds(dearer)} higher"
-        )
-    elif dearer < -_NEGLIGIBLE * kept.solver_seconds:
-        yield f"the cost that the solver minimizes is {show_seconds(-dearer)} lower: a better plan"
+    longer = other.seconds - kept.seconds
+    if abs(dearer) <= _NEGLIGIBLE * kept.solver_seconds:
+        return
+    cost = f"the cost that the solver minimizes, without overlap, is {show_seconds(abs(dearer))}"
+    if abs(longer) <= _NEGLIGIBLE * kept.seconds:
+        if dearer < 0:
+            yield f"{cost} lower; the predicted step, with overlap and fusion, is as long"
+    elif longer < 0 < dearer:
+        yield f"{cost} higher, though the predicted step, with overlap and fusion, is shorter"
+    elif dearer < 0 < longer:
+        yield f"{cost} lower, though the predicted step, with overlap and fusion, is longer"
+    elif dearer < 0:
+        yield f"{cost} lower, too: a better plan, which the solver has not found"
 
 
 # -- what binds ----------------------------------------------------------------------------------

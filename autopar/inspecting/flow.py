@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autopar.cost.sizes import Sizes
-from autopar.cost.timeline import Timed, timed_listing
+from autopar.cost.timeline import Timed
 from autopar.inspecting.loaded_plan import Listed
 from autopar.ir.graph import Op, Operand
 from autopar.ir.inspection import Spot
@@ -64,17 +64,15 @@ class Flow:
         flow._back(listed.listing.block)
         return flow
 
-    @cached_property
+    @property
     def timed(self) -> Timed:
         """A single run of the listing, kernel by kernel."""
-        listed = self.listed
-        return timed_listing(listed.graph, listed.listing, listed.prices, self.sizes, listed.sums)
+        return self.listed.timed
 
-    @cached_property
+    @property
     def sizes(self) -> Sizes:
         """The sizes of pieces, and what is stored of them."""
-        prices = self.listed.prices
-        return Sizes(self.listed.graph, prices.mesh, prices.cluster.chip.platform)
+        return self.listed.sizes
 
     @cached_property
     def read_before_update(self) -> frozenset[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
+from autopar.cost.kernels import Sizes
 from autopar.cost.prices import Prices
+from autopar.cost.timeline import Timed, timed_listing
 from autopar.errors import PlanError
 from autopar.ir.batching import Accumulator, Batching
 from autopar.ir.graph import Graph
@@ -16,7 +17,7 @@ from autopar.ir.inspection import WHOLE_STEP
 from autopar.ir.listing import Listing
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import contents_of
-from autopar.ir.program import PartKind
+from autopar.ir.program import Part, PartKind
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.base import Setting, Single
 from autopar.passes.layer.fixed import Fixed
@@ -44,6 +45,16 @@ class Listed:
     runs: int = 1
     sums: tuple[Accumulator, ...] | None = None
 
+    @cached_property
+    def timed(self) -> Timed:
+        """A single run of the listing, kernel by kernel."""
+        return timed_listing(self.graph, self.listing, self.prices, self.sizes, self.sums)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """The sizes of pieces, and what is stored of them."""
+        return Sizes(self.graph, self.prices.mesh, self.prices.cluster.chip.platform)
+
 
 @dataclass(frozen=True)
 class LoadedPlan:
@@ -67,7 +78,7 @@ class LoadedPlan:
     def with_sharding(self, submesh: int, sharding: ShardingPlan) -> LoadedPlan:
         """The same stages with another sharding of a submesh; what else a step takes is kept."""
         plan = self.plan.with_sharding(submesh, sharding)
-        return replace(self, plan=plan, listings=tuple(_list_parts(self.placed, plan)))
+        return replace(self, plan=plan, listings=_list_parts(self.placed, plan))
 
 
 def reopen(plan: Plan) -> LoadedPlan:
@@ -92,21 +103,25 @@ def reopen(plan: Plan) -> LoadedPlan:
         cuts = tuple(stage.stop for stage in plan.stages[:-1])
         layering = Single() if plan.is_one_program else Fixed(cuts)
         placed = place_plan(plan, batching, layering.run(batching, setting), cluster)
-        return LoadedPlan(plan, cluster, batching, tuple(_list_parts(placed, plan)), placed)
+        return LoadedPlan(plan, cluster, batching, _list_parts(placed, plan), placed)
 
 
-def _list_parts(placed: PlacedStages, plan: Plan) -> Iterator[Listed]:
-    for part in placed.parts:
-        is_whole = part.kind is PartKind.WHOLE
-        whole = plan.submeshes[part.submesh].sharding
-        yield Listed(
-            part.graph,
-            placed.part_sharding(part, whole),
-            placed.listing(part, whole),
-            placed.contexts[part.submesh].tables.prices,
-            part.submesh,
-            WHOLE_STEP if is_whole else part.stage,
-            "" if is_whole else part.name,
-            placed.runs(part),
-            None if is_whole else part.accumulators,
-        )
+def _list_parts(placed: PlacedStages, plan: Plan) -> tuple[Listed, ...]:
+    shardings = [submesh.sharding for submesh in plan.submeshes]
+    return tuple(list_part(placed, part, shardings[part.submesh]) for part in placed.parts)
+
+
+def list_part(placed: PlacedStages, part: Part, whole: ShardingPlan) -> Listed:
+    """The listing of a part where its submesh is sharded so."""
+    is_whole = part.kind is PartKind.WHOLE
+    return Listed(
+        part.graph,
+        placed.part_sharding(part, whole),
+        placed.listing(part, whole),
+        placed.contexts[part.submesh].tables.prices,
+        part.submesh,
+        WHOLE_STEP if is_whole else part.stage,
+        "" if is_whole else part.name,
+        placed.runs(part),
+        None if is_whole else part.accumulators,
+    )

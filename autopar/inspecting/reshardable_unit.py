@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from autopar.cost.stage import peak_bytes
 from autopar.cost.timeline import Seconds
-from autopar.inspecting.loaded_plan import LoadedPlan
+from autopar.inspecting.loaded_plan import Listed, LoadedPlan, list_part
 from autopar.ir.explanation import Price
 from autopar.ir.graph import Graph
-from autopar.ir.listing import Listing
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.text import show_bytes
 from autopar.passes.base import NO_LIMIT_BYTES, Pins, Setting
@@ -25,20 +24,11 @@ from autopar.planner.stage_programs import cost_stage
 
 
 @dataclass(frozen=True)
-class PartListing:
-    """A listing of a graph that a device runs `runs` times a step."""
-
-    graph: Graph
-    listing: Listing
-    runs: int
-
-
-@dataclass(frozen=True)
 class Weighed:
     """A sharding of a unit, the listings that it means, and what a step takes with it."""
 
     sharding: ShardingPlan
-    listings: tuple[PartListing, ...]
+    listings: tuple[Listed, ...]
     price: Price
 
     @property
@@ -95,12 +85,13 @@ class ReshardableUnit:
         """
         placed, own = self.placed, self.placed.stages_on(self.submesh)
         parts = [p for p in placed.parts if p.submesh == self.submesh]
-        made = [(part, placed.listing(part, sharding)) for part in parts]
+        listings = tuple(list_part(placed, part, sharding) for part in parts)
         programs = self.loaded.programs
         costs = list(programs.costs)
         if sharding is not self.kept:
             for s in own:
-                costs[s] = cost_stage(placed, s, sharding, [m for p, m in made if p.stage == s])
+                made = [m.listing for p, m in zip(parts, listings, strict=True) if p.stage == s]
+                costs[s] = cost_stage(placed, s, sharding, made)
         mine = [costs[s] for s in own]
         spent = sum((c.of_step(placed.stages.microbatches) for c in mine), Seconds())
         peak = peak_bytes(mine, placed.in_flight[self.submesh])
@@ -109,7 +100,6 @@ class ReshardableUnit:
             apart = peak_bytes(own_costs, placed.in_flight[self.submesh])
             peak += programs.peak_bytes[self.submesh] - apart
         price = price_of(spent, programs.timed(costs).seconds, solver_seconds, peak)
-        listings = tuple(PartListing(part.graph, m, placed.runs(part)) for part, m in made)
         return Weighed(sharding, listings, price)
 
     def setting(self, pins: Pins, partial_sums: bool | None = None) -> Setting:

@@ -8,9 +8,8 @@ from functools import cached_property
 
 from autopar.errors import ArgumentError, InfeasibleError
 from autopar.inspecting.compare import moved, traffic_changes
-from autopar.inspecting.loaded_plan import LoadedPlan
+from autopar.inspecting.loaded_plan import Listed, LoadedPlan
 from autopar.inspecting.reshardable_unit import (
-    PartListing,
     ReshardableUnit,
     Weighed,
     price_of,
@@ -145,7 +144,7 @@ class _Asking:
         """The plan that was found, without what it moves for nothing."""
         sharding, limit = found.sharding, self.loaded.plan.origin.memory_bytes
         price = price_of(found.spent, found.seconds, found.cost, found.peak_bytes)
-        listing = PartListing(unit.graph, found.listing, 1)
+        listing = Listed(unit.graph, sharding, found.listing, unit.tables.prices)
         case = unit.case(self.every, sharding.reuse_gathered)
         chosen = case_of(case.posed, sharding, sharding.reuse_gathered).chosen
         near = homed(case, chosen, (), limit)

@@ -12,10 +12,12 @@ import pytest
 
 import autopar
 from autopar.errors import ArgumentError
-from autopar.inspecting.explain import explain
+from autopar.inspecting.compare import sent_by
+from autopar.inspecting.explain import explain, two_counts
 from autopar.inspecting.loaded_plan import reopen
 from autopar.inspecting.reshardable_unit import units_of
-from autopar.ir.explanation import Explanation
+from autopar.ir.explanation import Explanation, Price
+from autopar.ir.naming import Names
 from autopar.passes.shard.model.pins import Dims
 from autopar.passes.shard.optimal import Optimal
 from tests.inspecting.questions import Asked, asked
@@ -90,6 +92,44 @@ def test_who_reads_it_and_how_is_told() -> None:
     assert "reads it replicated after all-gather over data and model (16.0 MiB" in found.reads[0]
     assert any("the update reads it as P(('data', 'model'))" in r for r in found.reads)
     assert any("its new value is made after reduce-scatter" in r for r in found.reads)
+
+
+def test_collectives_that_change_say_what_is_waited_for(free: Asked) -> None:
+    found = explain(free.loaded, "params/up")
+    told = [c for a in found.alternatives for c in a.changes if " over " in c]
+    assert told
+    assert all(change.endswith(" exposed") for change in told)
+
+
+@pytest.mark.parametrize("options", [{}, {"stages": 2, "microbatches": 4, "mesh": None}])
+def test_what_is_waited_for_of_collectives_adds_up(options: dict[str, Any]) -> None:
+    waited = list[float]()
+    for unit in units_of(asked(**options).loaded):
+        kept = unit.weighed(unit.kept, 0.0)
+        found = sent_by(kept, Names(unit.graph)).values()
+        waited.append(sum(s.exposed_seconds for s in found))
+        assert waited[-1] == pytest.approx(kept.price.exposed_seconds)
+    assert max(waited) > 0
+
+
+KEPT = Price(1.0, 1.0, 0.5, 0.6, 0.5, 2**20)
+
+
+@pytest.mark.parametrize(
+    ("step", "cost", "said"),
+    [
+        (0.9, 1.1, "100 ms higher, though the predicted step, with overlap and fusion, is shorter"),
+        (1.1, 0.9, "100 ms lower, though the predicted step, with overlap and fusion, is longer"),
+        (1.0, 0.9, "100 ms lower; the predicted step, with overlap and fusion, is as long"),
+        (0.9, 0.9, "100 ms lower, too: a better plan, which the solver has not found"),
+        (1.1, 1.1, ""),
+        (0.9, 1.0, ""),
+    ],
+)
+def test_two_ways_to_count_that_disagree_are_told(step: float, cost: float, said: str) -> None:
+    other = replace(KEPT, seconds=step, solver_seconds=cost)
+    before = "the cost that the solver minimizes, without overlap, is "
+    assert [*two_counts(KEPT, other)] == ([before + said] if said else [])
 
 
 def test_who_reads_it_in_a_loop_is_told() -> None:
@@ -193,3 +233,4 @@ def test_a_stage_is_asked_on_its_submesh_and_priced_in_the_whole_schedule() -> N
     # The host sets the pace of so small a step; the devices wait longer all the same.
     assert whole.price.seconds >= found.price.seconds
     assert whole.price.exposed_seconds > found.price.exposed_seconds
+    assert whole.changes[0].endswith("yet the step is as long: they do not set its pace alone")
