@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -41,6 +42,15 @@ class StepSpec:
         while isinstance(fun, partial):
             fun = fun.func
         return str(getattr(fun, "__name__", type(fun).__name__))
+
+    @property
+    def place(self) -> str:
+        """The place of the function's definition: " (file.py:line)", or ""."""
+        fun: Any = self.fun
+        while isinstance(fun, partial):
+            fun = fun.func
+        code = getattr(inspect.unwrap(fun), "__code__", None)
+        return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
 
     def parameters(self) -> tuple[str, ...]:
         """Names of the function's positional parameters."""

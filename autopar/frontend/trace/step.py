@@ -32,6 +32,7 @@ from autopar.frontend.trace.arguments import (
     type_of_leaf,
 )
 from autopar.frontend.trace.graph import build, structural_key
+from autopar.frontend.trace.in_place import Change, check_changes, noting_changes, watched
 from autopar.frontend.trace.inline import flatten
 from autopar.frontend.traced import FlatProgram, Ref, TracedStep, refs
 from autopar.ir.graph import Graph
@@ -249,7 +250,8 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
     """The step as `trace` gives it, but with no graph and no key yet."""
     arguments = dynamic_arguments(spec, args, kwargs)
     check_arrays(spec, arguments)
-    traced = _trace(spec, args, kwargs)
+    with noting_changes(spec) as changes:
+        traced = _trace(spec, args, kwargs)
     closed = traced.jaxpr
     paths = leaf_paths(arguments)
     if len(paths) != len(closed.jaxpr.invars):
@@ -261,6 +263,14 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
     _check_checks(spec, program)
     outputs, _ = jax.tree_util.tree_flatten_with_path(traced.out_info)
     donated = state_pairs(spec, args, arguments, traced.out_info, program) or donated_pairs(traced)
+    if changes:
+        back = {paths[i] for _, i in donated}
+        _check_in_place(spec, args, kwargs, [c for c in changes if c.path not in back])
+    if not outputs:
+        raise TraceError(
+            f"{spec.name}{spec.place} returns nothing, so that there is nothing to compute.\n"
+            "Return the new state, and what else is wanted of a step: `return state, loss`."
+        )
     return TracedStep(
         name=spec.name,
         program=program,
@@ -276,13 +286,27 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
     )
 
 
+def _check_in_place(
+    spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any], changes: Sequence[Change]
+) -> None:
+    """Raise TraceError where a step loses what it changes in place."""
+
+    def program(probe: StepSpec) -> FlatProgram | None:
+        try:
+            return flatten(_trace(probe, args, kwargs).jaxpr, spec.kept)[0]
+        except TraceError:
+            return None
+
+    check_changes(spec, changes, program)
+
+
 def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     fun: Any = spec.fun
     numbers, names = spec.static(args)
     shapes, named = unplaced(spec, args, kwargs)
     try:
         if not isinstance(fun, jax.stages.Wrapped):
-            fun = jax.jit(fun, static_argnums=numbers, static_argnames=names)
+            fun = jax.jit(watched(spec), static_argnums=numbers, static_argnames=names)
         with plain_steps():
             return fun.trace(*shapes, **named)
     except AutoparError:
