@@ -11,6 +11,7 @@ from autopar.inspecting.reshardable_unit import ReshardableUnit, Weighed
 from autopar.ir.comparison import Change, Comparison, FigureChange, Move, Place
 from autopar.ir.compiler_options import options_text
 from autopar.ir.explanation import TrafficChange
+from autopar.ir.inspection import IN_STEP
 from autopar.ir.listing import LocalOp, Loop, Traffic, kind_order
 from autopar.ir.naming import Names, and_more, over, spec
 from autopar.ir.paths import common_path, counted_paths, unnumbered
@@ -335,7 +336,7 @@ def _decisions(plan: Plan) -> dict[str, str]:
     found["schedule"] = plan.schedule
     for i, s in enumerate(plan.stages):
         remat = f", {s.remat} remat" if s.remat is not Remat.NONE else ""
-        found[f"stage S{i}"] = f"{s.name or 'all'}: {s.layers} layers on mesh{s.submesh}{remat}"
+        found[f"stage S{i}"] = f"{s.name or IN_STEP}: {s.layers} layers on mesh{s.submesh}{remat}"
     return found
 
 

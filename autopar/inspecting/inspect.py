@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
 from autopar.cost.memory import held_while
 from autopar.cost.timeline import Seconds, Timed, sent
 from autopar.inspecting.axes import axis_uses
 from autopar.inspecting.flow import Flow, flows_of
+from autopar.inspecting.homes import UPDATE, has_scopes, homes_of, parameters_of
 from autopar.inspecting.loaded_plan import LoadedPlan
-from autopar.ir.graph import Origin
 from autopar.ir.inspection import (
+    IN_STEP,
+    IN_UPDATE,
     INSPECTED,
     WHOLE_STEP,
     AxisRole,
@@ -27,12 +28,12 @@ from autopar.ir.inspection import (
     OpRow,
 )
 from autopar.ir.listing import LocalOp, Loop, Move
-from autopar.ir.paths import common_path, unnumbered
+from autopar.ir.paths import common_path, module_of, ranged_path, unnumbered
 from autopar.ir.peak import HeldKind
 from autopar.ir.plan import Plan, PlannedStage
 from autopar.ir.program import Part
 from autopar.ir.sharding import replicated
-from autopar.ir.values import Input, Role
+from autopar.ir.values import Role
 from autopar.planner.placed_stages import PlacedStages
 from autopar.schedule.grid import Kind
 from autopar.schedule.planned import busiest_submesh, simulation_of
@@ -164,7 +165,9 @@ def inspect(loaded: LoadedPlan, parts: Sequence[InspectedPart] = INSPECTED) -> I
     flows = flows_of(loaded.listings)
     in_axes = axis_uses(loaded.batching.graph, flows) if wanted & {"axes", "collectives"} else ()
     roles = {(use.submesh, use.axis): use.roles for use in in_axes}
-    ops = [op for flow in flows for op in ops_of(flow)] if wanted & {"ops", "modules"} else []
+    in_ops = bool(wanted & {"ops", "modules"})
+    homes = homes_of(flows) if in_ops and not has_scopes(flows) else {}
+    ops = [op for flow in flows for op in ops_of(flow, homes)] if in_ops else []
     in_spans = "spans" in wanted and plan.is_one_program
     return Inspection(
         meshes=tuple(s.mesh for s in plan.submeshes),
@@ -196,14 +199,14 @@ def module_rows(flows: Sequence[Flow], ops: Sequence[OpRow]) -> tuple[ModuleRow,
     """The modules with all that is in them, in the model's order; "" is the whole step.
 
     Modules whose paths differ in numbers are one row where they have as many FLOPs and parameters.
-    `ops` are those of the listings, each by itself. Where none has a named scope, as in flax nnx,
-    an op belongs to the module whose parameters its line of the model reads.
+    `ops` are those of the listings, each by itself, with their modules. What is in none is a row
+    of its own, and so is the update.
     """
-    homes = {} if any(op.spot.module for op in ops) else _modules_by_line(flows)
     # 1. The work of every op, for each module around it.
     modules: dict[str, _Module] = {}
     for op in ops:
-        for path in _around(op.spot.module or homes.get(op.spot.line, "")):
+        none = IN_UPDATE if op.spot.region == UPDATE else IN_STEP
+        for path in _around(op.spot.module or none):
             module = modules.setdefault(path, _Module())
             module.ops += 1
             module.flops += op.flops
@@ -211,11 +214,13 @@ def module_rows(flows: Sequence[Flow], ops: Sequence[OpRow]) -> tuple[ModuleRow,
             module.stages.add(op.spot.stage)
     # 2. The bytes of each parameter, once, for the module that reads it first.
     seen: set[str] = set()
-    for given, reader in _parameters(flows):
+    has_modules = has_scopes(flows)
+    for given, reader in parameters_of(flows):
         if given.path in seen:
             continue
         seen.add(given.path)
-        for path in _around(reader.module or homes.get(reader.line, "")):
+        home = reader.module or IN_STEP if has_modules else module_of(given.path)
+        for path in _around(home):
             modules.setdefault(path, _Module()).parameter_bytes += given.value.nbytes
     # 3. Modules that are alike but for numbers in their paths, as one row.
     groups: dict[tuple[object, ...], list[str]] = {}
@@ -223,41 +228,12 @@ def module_rows(flows: Sequence[Flow], ops: Sequence[OpRow]) -> tuple[ModuleRow,
         stages = tuple(sorted(module.stages))
         key = unnumbered(path), module.flops, module.parameter_bytes, stages
         groups.setdefault(key, []).append(path)
-    return tuple(_row(paths, [modules[p] for p in paths]) for paths in groups.values())
-
-
-def _parameters(flows: Sequence[Flow]) -> Iterator[tuple[Input, Origin]]:
-    """The state that an op reads before the update, with the origin of the first that does."""
-    for flow in flows:
-        for given in flow.listed.graph.inputs:
-            reader = flow.reader(given.value.name) if given.role is Role.STATE else None
-            if reader is not None and reader.origin.region != "update":
-                yield given, reader.origin
-
-
-def _modules_by_line(flows: Sequence[Flow]) -> dict[str, str]:
-    """The module of each line of the model that reads parameters, by the parameters' paths.
-
-    net/block/0/kernel/value is read on the line of block/0. A line that reads those of several
-    modules is that of all: block/* in a loop, block/norm + linear where one follows another.
-    """
-    read: dict[str, set[str]] = {}
-    for given, reader in _parameters(flows):
-        parts = given.path.removesuffix("/value").split("/")
-        inside = parts[parts.index("params") + 1 if "params" in parts else 1 : -1]
-        read.setdefault(reader.line, set()).add("/".join(inside))
-    return {line: _together(sorted(homes)) for line, homes in read.items() if line}
-
-
-def _together(homes: Sequence[str]) -> str:
-    """The path of several modules as one."""
-    if len({unnumbered(home) for home in homes}) == 1:
-        return common_path(homes)
-    paths = [home.split("/") for home in homes]
-    levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
-    shared = [level[0] for level in levels]
-    rest = (".".join(path[len(shared) :]) for path in paths)
-    return "/".join([*shared, " + ".join(filter(None, rest))])
+    named = any(path not in ("", IN_STEP, IN_UPDATE) for path in modules)
+    return tuple(
+        _row(paths, [modules[p] for p in paths])
+        for paths in groups.values()
+        if named or paths[0] == ""
+    )
 
 
 def _around(path: str) -> Iterator[str]:
@@ -272,7 +248,7 @@ def _around(path: str) -> Iterator[str]:
 
 def _row(paths: Sequence[str], modules: Sequence[_Module]) -> ModuleRow:
     return ModuleRow(
-        path=common_path(paths),
+        path=ranged_path(paths),
         depth=paths[0].count("/") + 1 if paths[0] else 0,
         count=len(paths),
         ops=sum(m.ops for m in modules),
@@ -309,8 +285,8 @@ def op_rows(ops: Sequence[OpRow]) -> tuple[OpRow, ...]:
     )
 
 
-def ops_of(flow: Flow) -> Iterator[OpRow]:
-    """The ops of a listing, each by itself.
+def ops_of(flow: Flow, homes: Mapping[int, str]) -> Iterator[OpRow]:
+    """The ops of a listing, each by itself, in its module or that of `homes`.
 
     A loop's own row counts neither FLOPs nor seconds of what is in it, which has rows of its own.
     """
@@ -320,13 +296,13 @@ def ops_of(flow: Flow) -> Iterator[OpRow]:
     for step, runs in flow.steps:
         if not isinstance(step, LocalOp | Loop) or not step.results:
             continue
-        op = flow.op(step)
+        op, spot = flow.op(step), flow.spot(step)
         value, sharding = op.results[0], step.result_shardings[0]
         shardings = step.operand_shardings if isinstance(step, LocalOp) else ()
         yield OpRow(
             path=step.equation,
             kind=op.kind,
-            spot=flow.spot(step),
+            spot=spot if spot.module else replace(spot, module=homes.get(id(op), "")),
             value=value.name,
             shape=value.shape,
             dtype=value.dtype,

@@ -11,6 +11,7 @@ from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.sharding_plan import OpPath
 
 WHOLE_STEP = -1  # the stage of what belongs to none
+IN_STEP, IN_UPDATE = "(step)", "(update)"  # the modules of ops that are in none of the model's
 
 
 class AxisRole(Enum):
@@ -156,7 +157,8 @@ class ModuleRow:
 
     Modules whose paths differ in numbers and that are alike are one row of `count`. Bytes are of
     whole parameters, `seconds` of a step on one device, forward and backward. `depth` counts the
-    parts of the path; the path "" is the whole step, whose update is of no module.
+    parts of the path; the path "" is the whole step. What is in no module is in "(step)", or in
+    "(update)" where it is of the update.
     """
 
     path: str

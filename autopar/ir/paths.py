@@ -5,8 +5,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 _BOXED = "value"
+_LISTED = 3  # numbers that stand one by one
 
 
 def unnumbered(path: str) -> str:
@@ -20,6 +22,42 @@ def common_path(paths: Sequence[str]) -> str:
         return paths[0]
     split = [re.split(r"(\d+)", path) for path in paths]
     return "".join(part[0] if len(set(part)) == 1 else "*" for part in zip(*split, strict=True))
+
+
+def ranged_path(paths: Sequence[str]) -> str:
+    """The paths as one: numbers in a row become their first and last, layers/3..5/mlp."""
+    if len(set(paths)) == 1:
+        return paths[0]
+    split = [re.split(r"(\d+)", path) for path in paths]
+    return "".join(_ranged(part) for part in zip(*split, strict=True))
+
+
+def _ranged(parts: Sequence[str]) -> str:
+    found = list(dict.fromkeys(parts))
+    if len(found) == 1:
+        return found[0]
+    numbers = sorted(map(int, found))
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]}..{numbers[-1]}"
+    return ",".join(map(str, numbers)) if len(numbers) <= _LISTED else "*"
+
+
+def enclosing_path(paths: Sequence[str]) -> str:
+    """The innermost module that all are in, or are; "" where that is none."""
+    split = (path.split("/") for path in paths)
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*split, strict=False))
+    return "/".join(level[0] for level in levels)
+
+
+def module_of(path: str) -> str:
+    """The module that a parameter is in: block/0 of net/block/0/kernel/value; w of params/w.
+
+    Before it stands the argument, or the tree of parameters in it. A parameter that is in no
+    module is one by itself.
+    """
+    parts = path.removesuffix(f"/{_BOXED}").split("/")
+    inside = parts[parts.index("params") + 1 if "params" in parts else 1 :]
+    return "/".join(inside[:-1] or inside or parts)
 
 
 def counted_paths(paths: Iterable[str]) -> tuple[str, ...]:

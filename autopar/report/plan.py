@@ -9,7 +9,7 @@ from rich.text import Text
 
 from autopar.cluster.planned import planned_cluster
 from autopar.ir.compiler_options import options_text
-from autopar.ir.inspection import AxisUse, MemoryCurve
+from autopar.ir.inspection import IN_STEP, AxisUse, MemoryCurve
 from autopar.ir.peak import Peak
 from autopar.ir.plan import Plan
 from autopar.ir.sharding import spec_text
@@ -266,7 +266,7 @@ def _stages(plan: Plan) -> Table:
         rows.append(
             (
                 f"S{number}",
-                stage.name or "all",
+                stage.name or ("all" if len(plan.stages) == 1 else IN_STEP),
                 str(stage.layers),
                 Text.assemble(f"mesh{stage.submesh}", (mesh, QUIET)),
                 show_seconds(stage.forward_seconds),

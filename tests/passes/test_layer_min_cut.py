@@ -76,6 +76,13 @@ def test_a_transformer_is_embedding_blocks_and_head() -> None:
     assert len({layer.cut_bytes for layer in layers[:-1]}) == 1  # the residual stream alone
 
 
+def test_a_layer_of_several_blocks_has_their_range() -> None:
+    graph = zoo_step("gpt").graph
+    ends = [layer.last + 1 for layer in layered(graph).layers]
+    found = Fixed((ends[0], ends[2])).run(Batching.whole(graph), HERE).layers
+    assert [layer.name for layer in found] == ["Gpt/wte", "Gpt/h0..1", "Gpt/head"]
+
+
 def test_blocks_begin_where_a_cut_costs_least() -> None:
     forward = forward_of(Batching.whole(zoo_step("gpt").graph))
     (repeat,) = find_repeats(forward)
