@@ -105,7 +105,7 @@ def test_memory_that_cannot_fit_says_what_is_big_and_what_helps() -> None:
         autopar.plan(step, big, S((64, 4096), jnp.float32), cluster="8xcpu", memory_gb=0.001)
     text = str(error.value)
     assert "too much" in text
-    assert "* w f32[4096,4096]: 8.00 MiB to 64.0 MiB" in text
+    assert "* w f32[4096,4096]: 8.00 MiB to 64.0 MiB a device, by how it is sharded" in text
     assert "memory_gb" in text
 
 

@@ -231,4 +231,7 @@ def _largest(posed: Posed) -> Iterator[str]:
 def _item(decision: Decision, least: float, most: float) -> str:
     value = decision.value.type_text if decision.value is not None else ""
     line = f" ({decision.line})" if decision.line else ""
-    return f"{decision.label} {value}: {show_bytes(least)} to {show_bytes(most)}{line}"
+    held = f"{show_bytes(least)} to {show_bytes(most)} a device, by how it is sharded"
+    if least == most:
+        held = f"{show_bytes(most)} a device, however it is sharded"
+    return f"{decision.label} {value}: {held}{line}"
