@@ -31,6 +31,7 @@ from autopar.options import (
     cache_of,
     check_names,
     check_order,
+    check_sizes,
     check_state_is_not_static,
     checked_options,
     cluster_of,
@@ -229,6 +230,7 @@ def parallelize(
         compiler_options=asked,
     )
     check_order(request)
+    check_sizes(request)
     parallel = _parallel(fun)
     before = parallel.spec if parallel is not None else None
     step = before.fun if before is not None else step_of(fun)

@@ -229,6 +229,28 @@ def check_order(request: Request) -> None:
         )
 
 
+def check_sizes(request: Request) -> None:
+    """Raise MeshError where a mesh has not the cluster's size, or stages need more devices.
+
+    A mesh is that of each stage.
+    """
+    mesh, stages, count = request.mesh, request.stages, request.cluster.device_count
+    name = request.cluster.name
+    is_whole = request.may_be_one_program or stages == 1
+    if is_whole and mesh is not None and mesh.device_count != count:
+        raise MeshError(
+            f"mesh ({mesh}) has {mesh.device_count} devices, but cluster {name} has {count}. Use a "
+            f"mesh whose sizes multiply to {count}, or a cluster of the mesh's size."
+        )
+    each = mesh.device_count if mesh is not None else 1
+    if stages is not None and stages * each > count:
+        on = f", each on a mesh ({mesh})," if mesh is not None else ""
+        raise MeshError(
+            f"{stages} stages{on} need {stages * each} devices or more, and cluster {name} has "
+            f"{count}"
+        )
+
+
 def _sizes(given: object, values: Iterable[object]) -> tuple[int, ...]:
     sizes = [_whole(value) for value in values]
     whole = tuple(n for n in sizes if n is not None and n >= 1)

@@ -64,7 +64,7 @@ from autopar.planner.restore import restore
 from autopar.planner.sliced_step import Member, Source
 from autopar.progress import LOGGER, Progress, progress
 from autopar.report.html.page import html_summary
-from autopar.runtime.bind import BoundMesh, bind_mesh, host_of, mesh_shape
+from autopar.runtime.bind import BoundMesh, bind_mesh, check_present, host_of, mesh_shape
 from autopar.runtime.constrained import (
     check_surroundings,
     constrained_step,
@@ -686,6 +686,8 @@ class ParallelStep(Generic[P, R]):
     def _run(self, call: Call, wanted: bool = False) -> _Running:
         """The compiled step for a call; compiling one that nobody `wanted` ahead may be told of."""
         if call.signature not in self._running:
+            cluster = self._request.cluster
+            check_present(f"cluster {cluster.name}", cluster.device_count)
             planned = self._planned_for(call, wanted=wanted)
             self._running[call.signature] = self._started(planned, call)
         return self._running[call.signature]

@@ -26,14 +26,20 @@ def bind_mesh(mesh: MeshShape, order: Sequence[int], devices: Sequence[Any] | No
     Raises MeshError where fewer devices are present than the mesh has.
     """
     present = list(jax.devices() if devices is None else devices)
-    if len(present) < mesh.device_count:
+    check_present(f"the plan's mesh ({mesh})", mesh.device_count, present)
+    grid = np.array([present[i] for i in order], dtype=object).reshape(mesh.sizes)
+    return Mesh(grid, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
+
+
+def check_present(what: str, count: int, devices: Sequence[Any] | None = None) -> None:
+    """Raise MeshError where fewer devices are present than something needs."""
+    present = jax.devices() if devices is None else devices
+    if len(present) < count:
         raise MeshError(
-            f"the plan's mesh ({mesh}) needs {mesh.device_count} devices but {len(present)} "
+            f"{what} needs {count} devices but {len(present)} "
             f"{present[0].platform if present else ''} device(s) are present. Plan for the devices "
             "that there are, or start JAX with more (jax_num_cpu_devices for virtual ones)."
         )
-    grid = np.array([present[i] for i in order], dtype=object).reshape(mesh.sizes)
-    return Mesh(grid, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
 
 
 def partition_spec(sharding: Sharding) -> PartitionSpec:

@@ -33,7 +33,6 @@ from autopar.errors import (
     ClusterError,
     InfeasibleError,
     MemoryLimitError,
-    MeshError,
 )
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.graph import Graph
@@ -340,12 +339,6 @@ def _meshes(request: Request) -> tuple[MeshShape, ...]:
     """The request's own mesh, or the candidates that its method makes sense on."""
     count = request.cluster.device_count
     if request.mesh is not None:
-        if request.mesh.device_count != count:
-            raise MeshError(
-                f"mesh ({request.mesh}) has {request.mesh.device_count} devices, but cluster "
-                f"{request.cluster.name} has {count}. Use a mesh whose sizes multiply to {count}, "
-                "or a cluster of the mesh's size."
-            )
         return (request.mesh,)
     if request.method in ("dp", "zero1", "zero2", "fsdp"):
         return mesh_shapes(count, 1)

@@ -250,3 +250,23 @@ def test_a_pattern_with_a_slip_is_given_back_without_it() -> None:
         autopar.plan(
             deep, {"net": {"kernel": W}}, X, cluster="8xcpu", pins={"state/**/kernal": P("data")}
         )
+
+
+def test_too_few_devices_are_told_before_anything_is_traced() -> None:
+    def never(w: jax.Array) -> jax.Array:
+        raise AssertionError
+
+    w = jnp.zeros((8, 8))
+    with pytest.raises(MeshError, match="has 4 devices, but cluster 8xcpu has 8"):
+        autopar.parallelize(never, cluster="8xcpu", mesh=(4,))
+    with pytest.raises(
+        MeshError, match="16 stages need 16 devices or more, and cluster 8xcpu has 8"
+    ):
+        autopar.parallelize(never, cluster="8xcpu", stages=16)
+    with pytest.raises(MeshError, match=r"2 stages, each on a mesh \(data=8\), need 16 devices"):
+        autopar.parallelize(never, cluster="8xcpu", stages=2, mesh=(8,))
+    autopar.parallelize(never, cluster="8xcpu", stages=2, mesh=(4,))  # of each stage
+    with pytest.raises(MeshError, match="cluster 16xcpu needs 16 devices but 8 cpu device"):
+        autopar.parallelize(never, cluster="16xcpu")(w)
+    with pytest.raises(MeshError, match="cluster 16xcpu needs 16 devices but 8 cpu device"):
+        autopar.parallelize(never, cluster="16xcpu").compile(w)

@@ -169,7 +169,7 @@ def test_a_narrow_terminal_folds_the_schedule(
 @pytest.mark.parametrize(
     ("options", "code", "told"),
     [
-        (("--stages", "9", "--microbatches", "4"), 1, "9 stages"),
+        (("--stages", "9", "--microbatches", "4"), 2, "9 stages need 9 devices or more"),
         (("--stages", "0"), 2, "neither a whole number from 1 on nor 'auto'"),
         (("--stages", "2", "--microbatches", "3"), 2, "32 rows cannot be cut into 3 microbatches"),
         (("--stages", "2", "--schedule", "zb-9"), 2, "'zb-9' is not one of"),
