@@ -8,7 +8,7 @@ from pathlib import Path
 from autopar import api, plans
 from autopar.cli.console import err, out, print_json
 from autopar.cli.group import IMPOSSIBLE
-from autopar.cli.loading import load_target
+from autopar.cli.loading import load_target, tracing
 from autopar.cli.pins import read_pins
 from autopar.ir.findings import Severity
 from autopar.report.explanation import counterfactual, counterfactual_data
@@ -21,7 +21,7 @@ def lint_step(target: str, cluster: str, microbatches: int, as_json: bool) -> No
     chosen = api.Cluster.parse(cluster)
     with err().status("reading the file"):
         loaded = load_target(target)
-    with err().status("tracing"):
+    with err().status("tracing"), tracing(loaded):
         found = api.lint(
             loaded.step,
             *loaded.args,

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from autopar.api import with_created
 from autopar.errors import InputError, TraceError
+from autopar.frontend import StepSpec, defined_at
 
 _DEFAULT_STEP, _DEFAULT_ARGUMENTS = "train_step", "example_args"
 _TARGET = re.compile(r"(.*\.py|[^:]*)(?::([^:]+))?(?::([^:]+))?")  # a path may have a drive's colon
@@ -32,6 +33,7 @@ class Target:
     step: Callable[..., object]
     args: tuple[object, ...]
     kwargs: dict[str, object]
+    arguments: str  # the function that gave them
     create_state: Callable[..., object] | None = None
 
     def with_state(self) -> tuple[object, ...]:
@@ -77,20 +79,36 @@ def load_target(text: str) -> Target:
     create: object = vars(module).get("create_state")
     return Target(
         path, step, cast("tuple[object, ...]", args), cast("dict[str, object]", kwargs),
-        create if callable(create) else None,
+        arguments, create if callable(create) else None,
     )  # fmt: skip
 
 
 @contextlib.contextmanager
 def tracing(loaded: Target) -> Generator[None]:
-    """Adds to a TraceError of the block the last line of the user's file that it went through."""
+    """Adds to a TraceError of the block the user's line, and where the arguments came from."""
     try:
         yield
     except TraceError as error:
-        where = _last_line_in(error.__cause__ or error, loaded.path.resolve())
-        if not where:
+        cause = error.__cause__
+        if cause is None:
             raise
-        raise TraceError(f"{error}\n  {loaded.path}, {where}") from error
+        where = _line_of_step(cause, loaded) or _last_line_in(cause, loaded.path.resolve())
+        told = [f"  {loaded.path}, {where}"] if where else []
+        if not type(cause).__module__.startswith("jax."):  # JAX's own are of what the step does
+            told.append(
+                f"The arguments are what {loaded.arguments}() of {loaded.path.name} returns: if "
+                "the step is called with others, let it return such."
+            )
+        raise TraceError("\n".join([str(error), *told])) from error
+
+
+def _line_of_step(error: BaseException, loaded: Target) -> str:
+    """The line that defines the step, for an error of the call itself; else ""."""
+    code = StepSpec(loaded.step).code
+    if code is None or any(f.f_code is code for f, _ in traceback.walk_tb(error.__traceback__)):
+        return ""
+    number, text = defined_at(code)
+    return f"line {number}: {text}" if Path(code.co_filename) == loaded.path.resolve() else ""
 
 
 def _last_line_in(error: BaseException, path: Path) -> str:

@@ -1,6 +1,7 @@
 """JAX's way in: a step becomes a sealed program and a plain graph."""
 
 from autopar.frontend.trace.arguments import StepSpec as StepSpec
+from autopar.frontend.trace.arguments import defined_at as defined_at
 from autopar.frontend.trace.arguments import split_static as split_static
 from autopar.frontend.trace.call import Call as Call
 from autopar.frontend.trace.call import CallFacts as CallFacts

@@ -7,6 +7,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import jax
@@ -61,6 +62,14 @@ def raised_at(error: BaseException) -> str:
             found = f" ({Path(file).name}:{at.tb_lineno})"
         at = at.tb_next
     return found
+
+
+def goes_through(error: BaseException, code: CodeType) -> bool:
+    """True if an error was raised in a function, or in what it called."""
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code is not code:
+        at = at.tb_next
+    return at is not None
 
 
 def name_stack_of(equation: Any) -> str:

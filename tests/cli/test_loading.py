@@ -102,3 +102,59 @@ def test_a_step_that_does_not_trace_is_told_with_its_line(tmp_path: Path) -> Non
     assert done.code == 2
     assert "train_step does not trace" in done.err
     assert "mytrain.py, line 5: return w if w.sum() > 0 else -w" in done.err
+
+
+WRAPPED = """
+    import functools
+    import jax
+    import jax.numpy as jnp
+
+    def logged(fun):
+        @functools.wraps(fun)
+        def wrapper(*args, **kwargs):
+            return fun(*args, **kwargs)
+        return wrapper
+
+    @logged
+    @logged
+    def train_step(w, x{more}):
+        loss = jnp.mean(x @ w)
+        return w, {result}
+
+    def example_args():
+        shape = jax.ShapeDtypeStruct
+        return shape((8, 8), "float32"), shape((4, {width}), "float32")
+    """
+ARGUMENTS = "The arguments are what example_args() of mytrain.py returns"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told", "is_of_arguments"),
+    [
+        ({"width": "9"}, ["mytrain.py, line 15: loss = jnp.mean(x @ w)"], True),
+        (
+            {"more": ", key"},
+            ["missing 1 required positional argument: 'key' (mytrain.py:14)",
+             "mytrain.py, line 14: def train_step(w, x, key):"],
+            True,
+        ),
+        (
+            {"result": "float(loss)"},
+            ["mytrain.py, line 16: return w, float(loss)", "float(), int() or .item() on what the"],
+            False,
+        ),
+        ({"result": "range(loss.astype(int))"}, ["static argument (static_argnames=...)"], False),
+        ({"result": "__import__('numpy').sqrt(loss)"}, ["call the jax.numpy function"], False),
+        ({"result": "loss if loss > 0 else w"}, ["jnp.where(condition, a, b)"], False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["plan", "lint"])
+def test_errors_of_a_trace_have_the_line_and_a_remedy_that_fits(
+    tmp_path: Path, command: str, changed: dict[str, str], told: list[str], is_of_arguments: bool
+) -> None:
+    text = WRAPPED.format(**{"more": "", "result": "loss", "width": "8", **changed})
+    done = run(command, written(tmp_path, text), "--cluster", "8xcpu")
+    assert done.code == 2
+    for words in told:
+        assert words in done.err
+    assert (ARGUMENTS in done.err) == is_of_arguments

@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from linecache import getline
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ import numpy as np
 
 from autopar.errors import ArgumentError
 
+_DECORATED = 40  # lines that decorators may take
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -44,13 +47,18 @@ class StepSpec:
         return str(getattr(fun, "__name__", type(fun).__name__))
 
     @property
-    def place(self) -> str:
-        """The place of the function's definition: " (file.py:line)", or ""."""
+    def code(self) -> CodeType | None:
+        """The code of the user's own function, whatever is wrapped around it."""
         fun: Any = self.fun
         while isinstance(fun, partial):
             fun = fun.func
-        code = getattr(inspect.unwrap(fun), "__code__", None)
-        return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+        return getattr(inspect.unwrap(fun), "__code__", None)
+
+    @property
+    def place(self) -> str:
+        """The place of the function's definition: " (file.py:line)", or ""."""
+        code = self.code
+        return f" ({Path(code.co_filename).name}:{defined_at(code)[0]})" if code else ""
 
     def parameters(self) -> tuple[str, ...]:
         """Names of the function's positional parameters."""
@@ -80,6 +88,14 @@ class StepSpec:
     def _counted(self, numbers: Sequence[int], args: Sequence[Any]) -> set[int]:
         count = max(len(args), len(self.parameters()))
         return {n + count if n < 0 else n for n in numbers}
+
+
+def defined_at(code: CodeType) -> tuple[int, str]:
+    """The line on which a function is defined, below its decorators, and the text there."""
+    first = code.co_firstlineno
+    lines = ((n, getline(code.co_filename, n).strip()) for n in range(first, first + _DECORATED))
+    found = (at for at in lines if at[1].startswith(("def ", "async def ")))
+    return next(found, (first, getline(code.co_filename, first).strip()))
 
 
 @dataclass(frozen=True)

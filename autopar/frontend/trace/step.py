@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from autopar.errors import ArgumentError, AutoparError, TraceError, bulleted
-from autopar.frontend.compat import raised_at
+from autopar.frontend.compat import goes_through, raised_at
 from autopar.frontend.trace.arguments import (
     Argument,
     StepSpec,
@@ -312,13 +312,42 @@ def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     except AutoparError:
         raise
     except (Exception, SystemExit) as error:
+        # An error of the call itself, such as a missing argument, is at no line of the function's.
+        inside = spec.code is None or goes_through(error, spec.code)
         raise TraceError(
             f"{spec.name} does not trace: {type(error).__name__}: "
-            f"{(str(error).strip().splitlines() or [''])[0]}{raised_at(error)}\n"
+            f"{(str(error).strip().splitlines() or [''])[0]}"
+            f"{raised_at(error) if inside else spec.place}\n"
             f"It was called with {_shapes(spec, args, kwargs)}.\n"
-            "A step must run under jax.jit on these shapes (nnx.jit or eqx.filter_jit where it "
-            "takes such objects); try that on it first."
+            f"{_remedy(error)}"
         ) from error
+
+
+def _remedy(error: BaseException) -> str:
+    """The way out of an error: values that are asked for in a step are there when it runs."""
+    known = "Values are known only when the step runs. "
+    match error:
+        case jax.errors.TracerBoolConversionError():
+            return f"{known}Write jnp.where(condition, a, b) or jax.lax.cond in place of `if`."
+        case jax.errors.TracerIntegerConversionError():
+            return (
+                f"{known}A count that sets shapes or steers Python is a static argument "
+                "(static_argnames=...); else index with jnp.take, loop with jax.lax.fori_loop."
+            )
+        case jax.errors.TracerArrayConversionError():
+            return (
+                f"{known}NumPy cannot compute with them: call the jax.numpy function of the name."
+            )
+        case jax.errors.ConcretizationTypeError():
+            return (
+                f"{known}Return the array and call float(), int() or .item() on what the step has "
+                'returned; to print from within, jax.debug.print("loss {}", loss).'
+            )
+        case _:
+            return (
+                "A step must run under jax.jit on these shapes (nnx.jit or eqx.filter_jit where it "
+                "takes such objects); try that on it first."
+            )
 
 
 def unplaced(
