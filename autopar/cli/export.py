@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from autopar import api, plans
-from autopar.cli.console import err
+from autopar.cli.console import err, out
 from autopar.cli.group import IMPOSSIBLE
 from autopar.cli.loading import load_target
 from autopar.errors import InputError
@@ -168,3 +168,4 @@ def _write(text: str, output: Path | None) -> None:
         click.echo(text, nl=False)
     else:
         write_text(text, output)
+        out().print(f"wrote {output}", soft_wrap=True, markup=False)

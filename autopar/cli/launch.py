@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from autopar.cli.console import err
+from autopar.cli.console import err, out
 from autopar.cluster.planned import planned_cluster
 from autopar.errors import InputError
 from autopar.exporting.launchers.render import Engine, Launch, engine_named, render
@@ -43,6 +43,7 @@ def launch_plan(
         sys.stdout.write(text)
         return
     write_text(text, output)
+    out().print(f"wrote {output}", soft_wrap=True, markup=False)
     if submit:
         _submit(engine, output)
 
