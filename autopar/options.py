@@ -64,9 +64,9 @@ def step_of(fun: object, option: str = "the step") -> Callable[..., Any]:
         accepted = f"a function, as in {example}({option.removeprefix('the ')})"
         raise ArgumentError(refused(option, fun, accepted))
     if inspect.iscoroutinefunction(fun) or inspect.isgeneratorfunction(fun):
-        kind = "async function" if inspect.iscoroutinefunction(fun) else "generator"
+        kind = "an async function" if inspect.iscoroutinefunction(fun) else "a generator"
         raise ArgumentError(
-            refused(option, fun, f"a plain function that returns arrays; this is a {kind}")
+            refused(option, fun, f"a plain function that returns arrays; this is {kind}")
         )
     return fun
 

@@ -25,6 +25,7 @@ import jax
 from autopar.errors import TraceError, bulleted
 from autopar.frontend.trace.arguments import (
     StepSpec,
+    check_results,
     dynamic_arguments,
     key_text,
     type_of_leaf,
@@ -95,6 +96,8 @@ class _Watch:
         arguments = dynamic_arguments(notes.spec, args, kwargs)
         before = [dict(jax.tree_util.tree_flatten_with_path(a.tree)[0]) for a in arguments]
         result = fun(*args, **kwargs)
+        if notes.spec.result_of is None:  # else it becomes objects again
+            check_results(notes.spec, result)
         returned = {id(leaf) for leaf in jax.tree_util.tree_leaves(result)}
         numbers, start = frozenset(range(sum(map(len, before)))), 0
         for argument, old in zip(arguments, before, strict=True):
