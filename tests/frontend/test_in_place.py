@@ -80,6 +80,12 @@ def test_what_is_lost_is_refused_by_its_path(step: Callable[..., Any], lost: lis
         assert "Return the new state" in str(e.value)
 
 
+def test_a_jitted_step_is_looked_into_where_no_state_comes_back() -> None:
+    with pytest.raises(TraceError, match="state/count is replaced"):
+        traced(jax.jit(forgets), STATE, BATCH)
+    assert traced(jax.jit(gives_back), STATE, BATCH).output_paths == ("0/count", "0/w", "1")
+
+
 def gives_back(state: Tree, batch: Tree) -> Any:
     loss = train(state, batch)
     state["count"] += 1

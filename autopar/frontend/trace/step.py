@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -250,6 +250,7 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
     """The step as `trace` gives it, but with no graph and no key yet."""
     arguments = dynamic_arguments(spec, args, kwargs)
     check_arrays(spec, arguments)
+    watched_spec = spec
     with noting_changes(spec) as changes:
         traced = _trace(spec, args, kwargs)
     closed = traced.jaxpr
@@ -263,9 +264,16 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
     _check_checks(spec, program)
     outputs, _ = jax.tree_util.tree_flatten_with_path(traced.out_info)
     donated = state_pairs(spec, args, arguments, traced.out_info, program) or donated_pairs(traced)
+    bare = getattr(spec.fun, "__wrapped__", None)
+    if isinstance(spec.fun, jax.stages.Wrapped) and bare is not None and not donated:
+        # What is jitted cannot be watched; where no state comes back, its function is, once more.
+        watched_spec = replace(spec, fun=bare)
+        with noting_changes(watched_spec) as changes, suppress(TraceError):
+            _trace(watched_spec, args, kwargs)
     if changes:
         back = {paths[i] for _, i in donated}
-        _check_in_place(spec, args, kwargs, [c for c in changes if c.path not in back])
+        lost = [c for c in changes if c.path not in back]
+        _check_in_place(watched_spec, args, kwargs, lost)
     if not outputs:
         raise TraceError(
             f"{spec.name}{spec.place} returns nothing, so that there is nothing to compute.\n"
