@@ -136,7 +136,7 @@ class Bar:
 def icicle(modules: Sequence[ModuleRow]) -> tuple[Bar, ...]:
     """A bar for each module that can be seen, inside that of the module around it.
 
-    As wide as all is the whole step, whose path is ""; what is in no module is left blank.
+    As wide as all is the whole step, whose path is ""; what cannot be seen is left blank.
     """
     rows = as_tree(modules)
     if not rows or rows[0].path or rows[0].seconds <= 0:
