@@ -38,7 +38,8 @@ class Flow:
     """A listing, every instruction of it with how often it runs in a step, and its names' ways.
 
     `paths` are of pieces of one argument, `makers` the ops behind all others; `readers` are the
-    first to do more with a name than to move it or to see it otherwise.
+    first to do more with a name than to move it or to see it otherwise. `homes` are the modules of
+    ops that have no named scope, by identity.
     """
 
     listed: Listed
@@ -46,6 +47,7 @@ class Flow:
     paths: dict[str, str] = field(repr=False)
     makers: dict[str, Op] = field(repr=False)
     readers: dict[str, LocalOp | Loop] = field(repr=False)
+    homes: dict[int, str] = field(default_factory=dict[int, str], repr=False)
 
     @classmethod
     def of(cls, listed: Listed, paths: Mapping[str, str], makers: Mapping[str, Op]) -> Flow:
@@ -94,6 +96,10 @@ class Flow:
         graph = self.listed.graph
         return graph.ops[path[0]] if len(path) == 1 else graph.op_at(path)
 
+    def module(self, op: Op) -> str:
+        """The module of an op: its named scope, or its home."""
+        return op.origin.module or self.homes.get(id(op), "")
+
     def reader(self, name: str) -> Op | None:
         """The op that a name is read by first; None where it is only returned."""
         step = self.readers.get(name)
@@ -105,14 +111,14 @@ class Flow:
         if path:
             return path
         if op is not None:
-            return join_words(op.origin.module, op.kind)
+            return join_words(self.module(op), op.kind)
         loop, operand = self._given_by.get(name, (None, None))
         if loop is None:
             return name
         repeats = loop.control_flow is not None and loop.control_flow.repeats
         if not repeats and isinstance(operand, str):
             return self.subject(operand)
-        return join_words(loop.origin.module, f"what {loop.kind} hands on")
+        return join_words(self.module(loop), f"what {loop.kind} hands on")
 
     @cached_property
     def _given_by(self) -> Mapping[str, tuple[Op, Operand]]:
@@ -130,12 +136,13 @@ class Flow:
         """The place of an instruction; a move of an argument is of the module that reads it."""
         stage, part = self.listed.stage, self.listed.part
         if isinstance(step, LocalOp | Loop):
-            origin = self.op(step).origin
-            return Spot(origin.region, origin.module, origin.line, stage, part)
+            op = self.op(step)
+            origin = op.origin
+            return Spot(origin.region, self.module(op), origin.line, stage, part)
         if not isinstance(step, Move):
             return Spot("", "", "", stage, part)
         near = self.makers.get(step.source) or self.reader(step.result)
-        module = near.origin.module if near is not None else ""
+        module = self.module(near) if near is not None else ""
         line = step.line or (near.origin.line if near is not None else "")
         return Spot(step.region, module, line, stage, part)
 
@@ -146,7 +153,7 @@ class Flow:
         """
         if isinstance(step, LocalOp | Loop):
             op = self.op(step)
-            return join_words(op.kind, op.origin.module)
+            return join_words(op.kind, self.module(op))
         if not isinstance(step, Move):
             return "copy" if step is None else "fence"
         what = step.collectives[part].kind if step.collectives else "copy"

@@ -165,9 +165,11 @@ def inspect(loaded: LoadedPlan, parts: Sequence[InspectedPart] = INSPECTED) -> I
     flows = flows_of(loaded.listings)
     in_axes = axis_uses(loaded.batching.graph, flows) if wanted & {"axes", "collectives"} else ()
     roles = {(use.submesh, use.axis): use.roles for use in in_axes}
-    in_ops = bool(wanted & {"ops", "modules"})
-    homes = homes_of(flows) if in_ops and not has_scopes(flows) else {}
-    ops = [op for flow in flows for op in ops_of(flow, homes)] if in_ops else []
+    if wanted - {"axes"} and not has_scopes(flows):
+        homes = homes_of(flows)
+        for flow in flows:
+            flow.homes.update(homes)
+    ops = [op for flow in flows for op in ops_of(flow)] if wanted & {"ops", "modules"} else []
     in_spans = "spans" in wanted and plan.is_one_program
     return Inspection(
         meshes=tuple(s.mesh for s in plan.submeshes),
@@ -285,8 +287,8 @@ def op_rows(ops: Sequence[OpRow]) -> tuple[OpRow, ...]:
     )
 
 
-def ops_of(flow: Flow, homes: Mapping[int, str]) -> Iterator[OpRow]:
-    """The ops of a listing, each by itself, in its module or that of `homes`.
+def ops_of(flow: Flow) -> Iterator[OpRow]:
+    """The ops of a listing, each by itself.
 
     A loop's own row counts neither FLOPs nor seconds of what is in it, which has rows of its own.
     """
@@ -296,13 +298,13 @@ def ops_of(flow: Flow, homes: Mapping[int, str]) -> Iterator[OpRow]:
     for step, runs in flow.steps:
         if not isinstance(step, LocalOp | Loop) or not step.results:
             continue
-        op, spot = flow.op(step), flow.spot(step)
+        op = flow.op(step)
         value, sharding = op.results[0], step.result_shardings[0]
         shardings = step.operand_shardings if isinstance(step, LocalOp) else ()
         yield OpRow(
             path=step.equation,
             kind=op.kind,
-            spot=spot if spot.module else replace(spot, module=homes.get(id(op), "")),
+            spot=flow.spot(step),
             value=value.name,
             shape=value.shape,
             dtype=value.dtype,
