@@ -7,8 +7,8 @@ from functools import cached_property
 
 from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
-from autopar.cost.kernels import Sizes
 from autopar.cost.prices import Prices
+from autopar.cost.sizes import Sizes
 from autopar.cost.timeline import Timed, timed_listing
 from autopar.errors import PlanError
 from autopar.ir.batching import Accumulator, Batching
