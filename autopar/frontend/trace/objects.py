@@ -19,7 +19,6 @@ import jax
 
 from autopar.errors import ArgumentError, TraceError
 from autopar.frontend.trace.arguments import StepSpec, dynamic_arguments, key_text
-from autopar.frontend.trace.in_place import watched
 
 _IN_PLACE = "autopar.in_place"  # the tag under which nnx tells what becomes of which object
 
@@ -197,7 +196,6 @@ def _equinox_call(eqx: ModuleType, call: PureCall, everywhere: bool) -> PureCall
     numbers, names = spec.static(call.args)
     if isinstance(fun, jax.stages.Wrapped):  # jax.jit itself takes arrays alone
         return call
-    run = fun if everywhere else watched(spec)
 
     def given(tree: Any) -> Any:
         return _with_constants(eqx, tree, everywhere)
@@ -206,7 +204,7 @@ def _equinox_call(eqx: ModuleType, call: PureCall, everywhere: bool) -> PureCall
     def step(*args: Any, **kwargs: Any) -> Any:
         args = tuple(a if i in numbers else without_constants(a) for i, a in enumerate(args))
         named = {k: a if k in names else without_constants(a) for k, a in kwargs.items()}
-        return given(run(*args, **named))
+        return given(fun(*args, **named))
 
     step.__name__ = spec.name
     return PureCall(

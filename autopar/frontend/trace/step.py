@@ -10,8 +10,9 @@ params' has params' tree and types, and comes from it through values of its shap
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import jax
 
 from autopar.errors import ArgumentError, AutoparError, TraceError, bulleted
-from autopar.frontend.compat import goes_through, raised_at
+from autopar.frontend.compat import goes_through, name_stack_of, raised_at
 from autopar.frontend.trace.arguments import (
     Argument,
     StepSpec,
@@ -31,8 +32,7 @@ from autopar.frontend.trace.arguments import (
     split_static,
     type_of_leaf,
 )
-from autopar.frontend.trace.graph import build, structural_key
-from autopar.frontend.trace.in_place import Change, check_changes, noting_changes, watched
+from autopar.frontend.trace.graph import build, equations_of, is_backward, structural_key
 from autopar.frontend.trace.inline import flatten
 from autopar.frontend.traced import FlatProgram, Ref, TracedStep, refs
 from autopar.ir.graph import Graph
@@ -250,9 +250,7 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
     """The step as `trace` gives it, but with no graph and no key yet."""
     arguments = dynamic_arguments(spec, args, kwargs)
     check_arrays(spec, arguments)
-    watched_spec = spec
-    with noting_changes(spec) as changes:
-        traced = _trace(spec, args, kwargs)
+    traced = _trace(spec, args, kwargs)
     closed = traced.jaxpr
     paths = leaf_paths(arguments)
     if len(paths) != len(closed.jaxpr.invars):
@@ -262,18 +260,9 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
         )
     program, constants = flatten(closed, spec.kept)
     _check_checks(spec, program)
+    _warn_of_lost_gradients(spec, closed, program)
     outputs, _ = jax.tree_util.tree_flatten_with_path(traced.out_info)
     donated = state_pairs(spec, args, arguments, traced.out_info, program) or donated_pairs(traced)
-    bare = getattr(spec.fun, "__wrapped__", None)
-    if isinstance(spec.fun, jax.stages.Wrapped) and bare is not None and not donated:
-        # What is jitted cannot be watched; where no state comes back, its function is, once more.
-        watched_spec = replace(spec, fun=bare)
-        with noting_changes(watched_spec) as changes, suppress(TraceError):
-            _trace(watched_spec, args, kwargs)
-    if changes:
-        back = {paths[i] for _, i in donated}
-        lost = [c for c in changes if c.path not in back]
-        _check_in_place(watched_spec, args, kwargs, lost)
     if not outputs:
         raise TraceError(
             f"{spec.name}{spec.place} returns nothing, so that there is nothing to compute.\n"
@@ -294,18 +283,20 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
     )
 
 
-def _check_in_place(
-    spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any], changes: Sequence[Change]
-) -> None:
-    """Raise TraceError where a step loses what it changes in place."""
+def _warn_of_lost_gradients(spec: StepSpec, closed: Any, program: FlatProgram) -> None:
+    """Warn where a step computes gradients and returns nothing that is made of them.
 
-    def program(probe: StepSpec) -> FlatProgram | None:
-        try:
-            return flatten(_trace(probe, args, kwargs).jaxpr, spec.kept)[0]
-        except TraceError:
-            return None
-
-    check_changes(spec, changes, program)
+    So does one that puts its new state into a dict that it was given: that dict is the trace's own.
+    """
+    if any(map(is_backward, program.equations)):
+        return
+    if any("transpose(" in name_stack_of(eqn) for eqn in equations_of(closed.jaxpr)):
+        warnings.warn(
+            f"{spec.name}{spec.place} computes gradients and returns nothing that is made of them. "
+            "Of a traced step only what it returns comes out, not what it changes in place: "
+            "`return state, loss`.",
+            stacklevel=2,
+        )
 
 
 def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -314,7 +305,7 @@ def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     shapes, named = unplaced(spec, args, kwargs)
     try:
         if not isinstance(fun, jax.stages.Wrapped):
-            fun = jax.jit(watched(spec), static_argnums=numbers, static_argnames=names)
+            fun = jax.jit(fun, static_argnums=numbers, static_argnames=names)
         with plain_steps():
             return fun.trace(*shapes, **named)
     except AutoparError:
