@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autopar.cluster.chip import Platform
 from autopar.ir.sharding import MeshShape
 
 Toy = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -24,6 +25,7 @@ class Tolls:
     """Collectives at a start for each device and so much a byte, dearer over the first axis."""
 
     mesh: MeshShape
+    platform: Platform = "gpu"
 
     def joined(self, kind: str, nbytes: int, axes: tuple[str, ...]) -> float:
         """Seconds of one collective over some axes."""

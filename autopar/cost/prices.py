@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from autopar.cluster import Chip, Cluster, LinkLevel, axis_links
 from autopar.cluster.catalog import gpu_target
-from autopar.cluster.chip import GpuTarget
+from autopar.cluster.chip import GpuTarget, Platform
 from autopar.cost.collective import SCATTER_TIE, collective_seconds
 from autopar.cost.ops import group_count
 from autopar.errors import MeshError
@@ -215,14 +215,19 @@ class Prices:
         return _on_links(kind, nbytes, self._known(axes).joined)
 
     @property
+    def platform(self) -> Platform:
+        """The platform of the cluster's devices."""
+        return self.cluster.chip.platform
+
+    @property
     def beside(self) -> frozenset[str]:
         """The kinds of collectives that run beside work which does not wait for them."""
-        return _BESIDE[self.cluster.chip.platform]
+        return _BESIDE[self.platform]
 
     @property
     def pipelined(self) -> frozenset[str]:
         """The kinds of collectives that the compiler runs beside another trip of their loop."""
-        if self.cluster.chip.platform != "gpu":
+        if self.platform != "gpu":
             return frozenset()
         asked = dict(self.options)
         return frozenset(kind for kind, name in PIPELINED.items() if asked.get(name, True))

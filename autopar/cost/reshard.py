@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from autopar.cluster.chip import Platform
 from autopar.cost.collective import SCATTER_TIE
 from autopar.errors import GraphError
 from autopar.ir.listing import COLLECTIVES, Collective, MoveStep
@@ -38,6 +39,11 @@ class CollectivePrices(Protocol):
     @property
     def mesh(self) -> MeshShape:
         """The mesh that axes name."""
+        ...
+
+    @property
+    def platform(self) -> Platform:
+        """The platform for which a compiler makes kernels."""
         ...
 
     def joined(self, kind: str, nbytes: int, axes: tuple[str, ...]) -> float:

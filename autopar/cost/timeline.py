@@ -301,7 +301,7 @@ def timed_listing(
     compiler is asked to pipeline is chosen, unless the listing is a part's, beside others': it
     comes with the `sums` that it adds to.
     """
-    sizes = sizes or Sizes(graph, prices.mesh, prices.cluster.chip.platform)
+    sizes = sizes or Sizes(graph, prices.mesh, prices.platform)
     given = sizes.inputs(program)
     pipelined, asked = prices.pipelined, dict(prices.options)
     timer = _Timer(sizes, prices, pipelined, added_sums(graph, program, sizes, sums or ()))

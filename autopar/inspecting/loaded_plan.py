@@ -53,7 +53,7 @@ class Listed:
     @cached_property
     def sizes(self) -> Sizes:
         """The sizes of pieces, and what is stored of them."""
-        return Sizes(self.graph, self.prices.mesh, self.prices.cluster.chip.platform)
+        return Sizes(self.graph, self.prices.mesh, self.prices.platform)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class WholeStep:
     @cached_property
     def sizes(self) -> Sizes:
         """Its blocks as they were read, and the bytes of its pieces."""
-        return Sizes(self.graph, self.prices.mesh, self.prices.cluster.chip.platform)
+        return Sizes(self.graph, self.prices.mesh, self.prices.platform)
 
     @cached_property
     def timed(self) -> Timed:
@@ -99,7 +99,7 @@ class PartCost:
 
 def cost_part(part: Part, plan: ShardingPlan, tables: ReshardCosts, listing: Listing) -> PartCost:
     """The cost of a part where its submesh is sharded by `plan`."""
-    platform = tables.prices.cluster.chip.platform
+    platform = tables.prices.platform
     sizes = Sizes(part.graph, plan.mesh, platform)
     run = timed_listing(part.graph, listing, tables.prices, sizes, part.accumulators)
     held = held_bytes(part.graph, listing, sizes, run, part.accumulators)

@@ -18,7 +18,7 @@ all-reduces and reduce-scatters by itself, so without this a plan would count wh
 
 And one keeps it from merging what should be apart:
 
-    `filters_apart`     an update that waits for a sum does not share a kernel with a filter's cast
+    `filters_apart`     an update that waits for a sum shares no kernel with a filter's cast (GPUs)
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def lower_graph(
     outputs = tuple(
         scope.fetch(o, w, "update", "") for o, w in zip(graph.outputs, wanted, strict=True)
     )
-    block = filters_apart(graph, scope.block(names, outputs))
+    block = scope.block(names, outputs)
+    if resharder.prices.platform == "gpu":
+        block = filters_apart(graph, block)
     return Listing(block, tuple(plan.sharding_of[n] for n in names), tuple(wanted))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from autopar.cluster import Cluster
+from autopar.cluster.chip import Platform
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.errors import GraphError
@@ -120,6 +121,10 @@ class InARow:
     @property
     def mesh(self) -> MeshShape:
         return self.real.mesh
+
+    @property
+    def platform(self) -> Platform:
+        return self.real.platform
 
     def joined(self, kind: str, nbytes: float, axes: Sequence[str]) -> float:
         return 0.0 if self.mute else self.real.joined(kind, nbytes, axes)

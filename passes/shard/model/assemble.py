@@ -336,7 +336,7 @@ class Assembler:
 
     def _price_turned(self) -> None:
         """Copies of what ops read in another order than it lies in."""
-        reading, mesh, platform = self._reading, self.mesh, self._prices.cluster.chip.platform
+        reading, mesh, platform = self._reading, self.mesh, self._prices.platform
         if platform == "tpu":  # whose products take operands in any order
             return
         for path, found in reading.turned.items():
@@ -381,7 +381,7 @@ class Assembler:
         weighed: dict[tuple[str, Place, int, bool], Floats] = {}
         usages: list[Usage] = []
         self._made: dict[str, list[int]] = defaultdict(list)
-        platform, once = self._prices.cluster.chip.platform, Holding()
+        platform, once = self._prices.platform, Holding()
         for name, value, place, first, last, copies in lifetimes(
             self._reading, platform, self._held
         ):

@@ -58,7 +58,7 @@ class Residuals:
         timed: Timed | None = None,
     ) -> None:
         self.graph, self._listing, self._prices = graph, listing, prices
-        self._sizes = sizes or Sizes(graph, prices.mesh, prices.cluster.chip.platform)
+        self._sizes = sizes or Sizes(graph, prices.mesh, prices.platform)
         self._timed = timed
         self._pairs = {p.forward: p for p in _pairs(graph)}
         self._readers = _readers(graph)
