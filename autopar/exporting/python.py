@@ -258,6 +258,7 @@ _WIDTH = 100
 # The sections of the sources that make up a module.
 _PLAN, _PROGRAM = "# ---- the plan ----\n", "# ---- the program ----\n"
 _MEANINGS = "# ---- what primitives stand for ----\n"
+_TWICE = "# ---- products that are written twice ----\n"
 _READER, _RUNNER = "# ---- reading the step ----\n", "# ---- running it ----\n"
 _IMPORTS = """\
 from __future__ import annotations
@@ -267,7 +268,7 @@ import inspect
 import itertools
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -306,11 +307,14 @@ def python_module(plan: Plan) -> str:
     running, reading = _source("running.py"), _source("reading.py")
     types, rest = running[running.index("class Sums") :].split(_PLAN)
     front, runner = rest.split(_PROGRAM)[1].split(_RUNNER)
-    written_out = files("autopar.frontend.trace").joinpath("written_out.py").read_text()
-    meanings, reader = written_out.split(_MEANINGS)[1].rstrip(), reading.split(_READER)[1]
+    reader = reading.split(_READER)[1].rstrip()
+    traced = "\n\n\n".join(
+        f"{section}{_traced(name).split(section)[1].rstrip()}"
+        for section, name in ((_MEANINGS, "written_out.py"), (_TWICE, "run_once.py"))
+    )
     decided = "\n".join(_plan_lines(plan, listed))
     head = f"{_docstring(plan)}\n{_IMPORTS}\n\n{types}{_PLAN}\n{decided}\n\n{_PROGRAM}{front}"
-    return f"{head}{_MEANINGS}{meanings}\n\n\n{_READER}{reader.rstrip()}\n\n\n{_RUNNER}{runner}"
+    return f"{head}{traced}\n\n\n{_READER}{reader}\n\n\n{_RUNNER}{runner}"
 
 
 def device_numbers(plan: Plan) -> tuple[tuple[int, ...], ...]:
@@ -321,6 +325,10 @@ def device_numbers(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 def _source(name: str) -> str:
     return files("autopar.runtime.standalone").joinpath(name).read_text()
+
+
+def _traced(name: str) -> str:
+    return files("autopar.frontend.trace").joinpath(name).read_text()
 
 
 def _docstring(plan: Plan) -> str:

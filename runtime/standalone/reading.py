@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from autopar.frontend.trace.run_once import Looked, made_before, read_from
 from autopar.frontend.trace.written_out import BODIES, CALLS, meaning
 
 # ---- reading the step ----
@@ -30,6 +31,7 @@ class Equation(NamedTuple):
     operands: tuple[int | Written, ...]
     results: tuple[int, ...]
     bodies: tuple[Program, ...]
+    is_backward: bool
 
 
 class Program(NamedTuple):
@@ -72,9 +74,18 @@ class Flattener:
         held = [h for i, h in enumerate(self._held.values()) if i < own or h[0] in read]
         return program._replace(inputs=(*inputs, *(n for n, _ in held))), [a for _, a in held]
 
-    def _program(self, jaxpr: Any, inputs: tuple[int, ...], env: _Env) -> Program:
-        equations = list(self._equations(jaxpr, env))
+    def _program(
+        self, jaxpr: Any, inputs: tuple[int, ...], env: _Env, around: bool = False
+    ) -> Program:
+        equations = list(self._equations(jaxpr, env, around))
         outputs = tuple(self._read(env, v) for v in jaxpr.outvars)
+        same = made_before(list(map(_looked, equations)))
+        equations = [
+            e._replace(operands=tuple(read_from(e.operands, same)))
+            for e in equations
+            if same.keys().isdisjoint(e.results)
+        ]
+        outputs = tuple(read_from(outputs, same))
         wanted, kept = set(outputs), list[Equation]()
         for equation in reversed(equations):
             if equation.eqn.effects or wanted.intersection(equation.results):
@@ -82,19 +93,21 @@ class Flattener:
                 kept.append(equation)
         return Program(inputs, tuple(reversed(kept)), outputs)
 
-    def _equations(self, jaxpr: Any, env: _Env) -> Iterator[Equation]:
+    def _equations(self, jaxpr: Any, env: _Env, around: bool) -> Iterator[Equation]:
         for eqn in jaxpr.eqns:
+            is_backward = around or "transpose(" in str(eqn.source_info.name_stack)
             operands = tuple(self._read(env, v) for v in eqn.invars)
             called = eqn.params.get(CALLS.get(eqn.primitive.name, ""))
             called = self._written_out(eqn) if called is None else called
             if called is None:
                 results = tuple(next(self._numbers) for _ in eqn.outvars)
                 env.update(zip(eqn.outvars, results, strict=True))
-                yield Equation(eqn, operands, results, tuple(self._bodies(eqn)))
+                bodies = tuple(self._bodies(eqn, is_backward))
+                yield Equation(eqn, operands, results, bodies, is_backward)
                 continue
             inner, mine = self._opened(called)
             mine.update(zip(inner.invars, operands, strict=True))
-            yield from self._equations(inner, mine)
+            yield from self._equations(inner, mine, is_backward)
             for var, output in zip(eqn.outvars, inner.outvars, strict=True):
                 env[var] = self._read(mine, output)
 
@@ -110,7 +123,7 @@ class Flattener:
         pairs = zip(jaxpr.constvars, getattr(called, "consts", ()), strict=True)
         return jaxpr, {var: self._constant(const, var.aval) for var, const in pairs}
 
-    def _bodies(self, eqn: Any) -> Iterator[Program]:
+    def _bodies(self, eqn: Any, around: bool) -> Iterator[Program]:
         self._depth += 1
         for name in BODIES.get(eqn.primitive.name, ()):
             held = eqn.params[name]
@@ -118,7 +131,7 @@ class Flattener:
                 jaxpr, env = self._opened(body)
                 inputs = tuple(next(self._numbers) for _ in jaxpr.invars)
                 env.update(zip(jaxpr.invars, inputs, strict=True))
-                yield self._program(jaxpr, inputs, env)
+                yield self._program(jaxpr, inputs, env, around)
         self._depth -= 1
 
     def _read(self, env: _Env, var: Any) -> int | Written:
@@ -131,6 +144,20 @@ class Flattener:
         if id(value) not in self._held:
             self._held[id(value)] = next(self._numbers), value
         return self._held[id(value)][0]
+
+
+def _looked(equation: Equation) -> Looked:
+    eqn = equation.eqn
+    name = eqn.primitive.name
+    return Looked(
+        name,
+        eqn.params,
+        equation.operands,
+        equation.results,
+        [var.aval for var in eqn.outvars],
+        equation.is_backward,
+        bool(equation.bodies or eqn.effects or name == "optimization_barrier"),
+    )
 
 
 def unplaced(tree: Any) -> Any:

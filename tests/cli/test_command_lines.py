@@ -58,7 +58,7 @@ LINES: list[tuple[tuple[str, ...], str]] = [
     (("plan", "none.py", *_CLUSTER), "example_args() returned NoneType"),
     (("plan", "few.py", *_CLUSTER), "missing"),
     (("plan", "odd.py", *_CLUSTER), "example_kwargs() returned dict; return a dict of the"),
-    (("plan", "returns.py", *_CLUSTER), "train_step (returns.py:1) returns what is no array"),
+    (("plan", "returns.py", *_CLUSTER), "returned a value of type <class 'object'>"),
     (("plan", "later.py", *_CLUSTER), "async function"),
     (("plan", "step.py", "--cluster", "cluster.toml"), "needs name = '...'"),
     (("plan", "step.py", "--cluster", "x" * 300 + ".toml"), "cannot be read: File name too long"),

@@ -118,14 +118,10 @@ def test_a_function_that_does_not_trace_is_told_with_its_shapes() -> None:
 
 def test_results_that_are_no_arrays_are_named() -> None:
     def step(x: Any) -> Any:
-        return x + 1, {"name": "mlp", "fun": step, "none": None, "count": 3}
+        return x + 1, {"fun": step, "none": None, "count": 3}
 
-    with pytest.raises(TraceError, match=r"step \(test_arguments\.py:\d+\) returns what is") as e:
+    with pytest.raises(TraceError, match=r"of type .* at output component \[1\]\['fun'\].*s\.py:"):
         traced(step, X)
-    assert [line for line in str(e.value).splitlines() if line.startswith("* ")] == [
-        "* 1/fun is of type function, which is no array",
-        "* 1/name is of type str, which is no array",
-    ]
 
 
 def test_many_shapes_are_cut_short() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from autopar.errors import ArgumentError, TraceError, bulleted
+from autopar.errors import ArgumentError
 
 _DECORATED = 40  # lines that decorators may take
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -175,23 +175,6 @@ def check_arrays(spec: StepSpec, arguments: Sequence[Argument]) -> None:
                 f"If {name} is a constant of the step, say static_argnames={name!r}; if {name} is "
                 "a model that holds functions or settings, pass its arrays alone."
             )
-
-
-def check_results(spec: StepSpec, result: Any) -> None:
-    """Raise TraceError unless every leaf of a step's result is an array or a number."""
-    leaves = jax.tree_util.tree_flatten_with_path(result)[0]
-    faults = [
-        f"{'/'.join(map(key_text, path)) or 'the result'} {fault}"
-        for path, leaf in leaves
-        if (fault := _fault(leaf))
-    ]
-    if faults:
-        remedy = (
-            "A step returns arrays and numbers alone: leave out what is none, or make it outside."
-        )
-        raise TraceError(
-            bulleted(f"{spec.name}{spec.place} returns what is no array:", faults, remedy)
-        )
 
 
 def check_hashes(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

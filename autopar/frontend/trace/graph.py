@@ -51,7 +51,7 @@ def dims_apart(equation: Equation) -> dict[int, tuple[Place, ...]]:
     jaxpr = equation.params["jaxpr"]
     asked = {
         numbered[eqn.params["axis"]]
-        for eqn in equations_of(getattr(jaxpr, "jaxpr", jaxpr))
+        for eqn in _equations(getattr(jaxpr, "jaxpr", jaxpr))
         if eqn.primitive.name in _ASKS
     }
     found: dict[int, tuple[Place, ...]] = {}
@@ -83,14 +83,13 @@ def on_pieces(equation: Equation, shards: Mapping[Place, int]) -> dict[str, Any]
     }
 
 
-def equations_of(jaxpr: Any) -> Iterator[Any]:
-    """The equations of a jaxpr, and of those that they hold."""
+def _equations(jaxpr: Any) -> Iterator[Any]:
     for eqn in jaxpr.eqns:
         yield eqn
         for held in eqn.params.values():
             for inner in held if isinstance(held, tuple | list) else (held,):
                 if isinstance(inner, jex.Jaxpr | jex.ClosedJaxpr):
-                    yield from equations_of(getattr(inner, "jaxpr", inner))
+                    yield from _equations(getattr(inner, "jaxpr", inner))
 
 
 def _places(grid: Any, dim: int) -> tuple[Place, ...] | None:

@@ -1,12 +1,12 @@
 """Flattening of a jaxpr: calls are inlined, loops stay equations that hold flattened bodies.
 
-A product that the step writes twice, of the same values, is one equation: `run_once`.
+A product that the step writes twice, of the same values, is one equation.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,9 @@ import numpy as np
 from jax.extend import core as jex
 
 from autopar.frontend.compat import is_kernel, line_of, name_stack_of, params_of, traced_beside
+from autopar.frontend.trace.run_once import Looked, made_before, read_from
 from autopar.frontend.trace.written_out import BODIES, CALLS, is_foreign, meaning
-from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs, rename
-from autopar.rules import HEAVY
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
 
 _Env = dict[Any, Ref | Const]
 
@@ -81,9 +81,15 @@ class _Flattener:
     def _program(
         self, jaxpr: Any, heads: Sequence[Any], inputs: tuple[Ref, ...], env: _Env, site: _Site
     ) -> FlatProgram:
-        equations, same = run_once(tuple(self._equations(jaxpr, env, site)))
+        equations = list(self._equations(jaxpr, env, site))
         outputs = tuple(self._read(env, v) for v in jaxpr.outvars)
-        outputs = rename(outputs, same)
+        if same := made_before(list(map(_looked, equations))):
+            equations = [
+                replace(e, operands=tuple(read_from(e.operands, same)))
+                for e in equations
+                if same.keys().isdisjoint(e.results)
+            ]
+            outputs = tuple(read_from(outputs, same))
         kept = live(equations, outputs)
         return FlatProgram(inputs, tuple(v.aval for v in heads), kept, outputs)
 
@@ -187,102 +193,17 @@ def _open(called: Any) -> tuple[Any, Sequence[Any]]:
     return getattr(called, "jaxpr", called), getattr(called, "consts", ())
 
 
-def run_once(equations: Sequence[Equation]) -> tuple[list[Equation], dict[Ref, Ref]]:
-    """The equations with no product twice, and the value that stands for each that is gone.
-
-    A model that is called twice in a step, for its loss and for a metric or by two losses, is
-    written twice in the trace. Compilers merge equal instructions only where they are equal once
-    sharded; here one is planned. Only what is heavy (products, convolutions) is merged: cheap
-    values that each layer makes for itself, such as masks, would tie all layers to the first.
-
-        a = x @ w    b = tanh(a)    c = b @ v        a = x @ w    b = tanh(a)    c = b @ v
-        a' = x @ w   b' = tanh(a')  c' = b' @ v  ->               b' = tanh(a)            c' is c
-
-    Equal are those of one primitive with the same parameters, on equal values, at the same line of
-    the user's code: two numbers that happen to agree for one batch size are not taken for one.
-    Forward and backward passes share nothing, as with `jax.checkpoint`; nor do a pass and one
-    that comes after its update, of which microbatches make a loop of its own.
-    """
-    kept: list[Equation] = []
-    met: dict[object, Equation] = {}  # primitive, line and operands -> the first one that has them
-    first: dict[object, tuple[Ref, ...]] = {}  # all that an equation does -> what it first made
-    equal: dict[Ref, Ref] = {}  # a value -> the first one that equals it
-    same: dict[Ref, Ref] = {}  # a value that is no longer made -> the one that it is
-    later: set[Ref] | None = None
-    for equation in equations:
-        # 1. Read what is left.
-        if same and any(o in same for o in refs(equation.operands)):
-            equation = replace(equation, operands=rename(equation.operands, same))
-        # 2. Its values are those of its equal. Few have one: most are told apart by little.
-        looks = (
-            equation.primitive,
-            equation.line,
-            *(equal.get(o, o) if isinstance(o, int) else None for o in equation.operands),
-        )
-        other = met.setdefault(looks, equation)
-        if other is not equation and _is_pure(equation) and _is_pure(other):
-            first.setdefault(_does(other, equal), other.results)
-            made = first.setdefault(_does(equation, equal), equation.results)
-            # 3. What is heavy is not run again, but for a pass that comes later.
-            if made is not equation.results:
-                pairs = dict(zip(equation.results, made, strict=True))
-                equal.update(pairs)
-                if equation.primitive.name in HEAVY:
-                    later = _read_by_later_passes(equations) if later is None else later
-                    if later.isdisjoint(equation.results):
-                        same.update(pairs)
-                        continue
-        kept.append(equation)
-    return kept, same
-
-
-def _read_by_later_passes(equations: Sequence[Equation]) -> set[Ref]:
-    """Values from which forward equations lead to a product with what a backward pass has made.
-
-    So does what a generator makes, where the critic that reads it has been updated before.
-    """
-    backward: set[Ref] = set()  # made by a backward pass, or from what it made
-    for equation in equations:
-        if _is_backward(equation) or not backward.isdisjoint(refs(equation.operands)):
-            backward.update(equation.results)
-    later: set[Ref] = set()
-    for equation in reversed(equations):
-        if _is_backward(equation):
-            continue
-        reads = set(refs(equation.operands))
-        meets = equation.primitive.name in HEAVY and not backward.isdisjoint(reads)
-        if meets or not later.isdisjoint(equation.results):
-            later |= reads
-    return later
-
-
-def _is_backward(equation: Equation) -> bool:
-    return "transpose(" in equation.name_stack
-
-
-def _is_pure(equation: Equation) -> bool:
-    """True if an equation may be merged with its like: barriers are written against that."""
+def _looked(equation: Equation) -> Looked:
     barrier = equation.primitive.name == "optimization_barrier"
-    return equation.has_plain_params and not (equation.bodies or equation.has_effects or barrier)
-
-
-def _does(equation: Equation, equal: Mapping[Ref, Ref]) -> object:
-    """A key of all that an equation does."""
-    return (
-        equation.primitive,
-        equation.line,
-        _is_backward(equation),
-        tuple(equal.get(o, o) if isinstance(o, int) else _scalar(o) for o in equation.operands),
-        repr(sorted(equation.params.items())),
+    return Looked(
+        equation.primitive.name,
+        equation.params,
+        equation.operands,
+        equation.results,
         equation.result_avals,
+        "transpose(" in equation.name_stack,
+        bool(equation.bodies or equation.has_effects or barrier),
     )
-
-
-def _scalar(const: Const) -> tuple[object, ...]:
-    """A constant by its bits; an array by its identity."""
-    if const.aval.shape:
-        return ("array", id(const.value))
-    return (str(const.aval), np.asarray(const.value).tobytes())
 
 
 def live(equations: Sequence[Equation], outputs: Sequence[Ref | Const]) -> tuple[Equation, ...]:

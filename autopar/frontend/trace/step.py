@@ -32,8 +32,9 @@ from autopar.frontend.trace.arguments import (
     split_static,
     type_of_leaf,
 )
-from autopar.frontend.trace.graph import build, equations_of, is_backward, structural_key
+from autopar.frontend.trace.graph import build, is_backward, structural_key
 from autopar.frontend.trace.inline import flatten
+from autopar.frontend.trace.written_out import CALLS
 from autopar.frontend.traced import FlatProgram, Ref, TracedStep, refs
 from autopar.ir.graph import Graph
 from autopar.rules import HEAVY
@@ -290,13 +291,21 @@ def _warn_of_lost_gradients(spec: StepSpec, closed: Any, program: FlatProgram) -
     """
     if any(map(is_backward, program.equations)):
         return
-    if any("transpose(" in name_stack_of(eqn) for eqn in equations_of(closed.jaxpr)):
+    if _has_backward_pass(closed.jaxpr):
         warnings.warn(
             f"{spec.name}{spec.place} computes gradients and returns nothing that is made of them. "
             "Of a traced step only what it returns comes out, not what it changes in place: "
             "`return state, loss`.",
             stacklevel=2,
         )
+
+
+def _has_backward_pass(jaxpr: Any) -> bool:
+    """True if a jaxpr, or one that it calls, computes gradients."""
+    called = (eqn.params.get(CALLS.get(eqn.primitive.name)) for eqn in jaxpr.eqns)
+    return any("transpose(" in name_stack_of(eqn) for eqn in jaxpr.eqns) or any(
+        _has_backward_pass(getattr(inner, "jaxpr", inner)) for inner in called if inner is not None
+    )
 
 
 def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
