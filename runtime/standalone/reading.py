@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from autopar.frontend.trace.run_once import Looked, made_before, read_from
+from autopar.frontend.trace.run_once import Looked, made_before
 from autopar.frontend.trace.written_out import BODIES, CALLS, meaning
 
 # ---- reading the step ----
@@ -81,11 +81,11 @@ class Flattener:
         outputs = tuple(self._read(env, v) for v in jaxpr.outvars)
         same = made_before(list(map(_looked, equations)))
         equations = [
-            e._replace(operands=tuple(read_from(e.operands, same)))
+            e._replace(operands=tuple(_renamed(e.operands, same)))
             for e in equations
             if same.keys().isdisjoint(e.results)
         ]
-        outputs = tuple(read_from(outputs, same))
+        outputs = tuple(_renamed(outputs, same))
         wanted, kept = set(outputs), list[Equation]()
         for equation in reversed(equations):
             if equation.eqn.effects or wanted.intersection(equation.results):
@@ -144,6 +144,10 @@ class Flattener:
         if id(value) not in self._held:
             self._held[id(value)] = next(self._numbers), value
         return self._held[id(value)][0]
+
+
+def _renamed(operands: Iterable[int | Written], same: Mapping[int, int]) -> Iterator[int | Written]:
+    return (same.get(o, o) if isinstance(o, int) else o for o in operands)
 
 
 def _looked(equation: Equation) -> Looked:

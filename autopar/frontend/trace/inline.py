@@ -15,9 +15,9 @@ import numpy as np
 from jax.extend import core as jex
 
 from autopar.frontend.compat import is_kernel, line_of, name_stack_of, params_of, traced_beside
-from autopar.frontend.trace.run_once import Looked, made_before, read_from
+from autopar.frontend.trace.run_once import Looked, made_before
 from autopar.frontend.trace.written_out import BODIES, CALLS, is_foreign, meaning
-from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs, rename
 
 _Env = dict[Any, Ref | Const]
 
@@ -85,11 +85,11 @@ class _Flattener:
         outputs = tuple(self._read(env, v) for v in jaxpr.outvars)
         if same := made_before(list(map(_looked, equations))):
             equations = [
-                replace(e, operands=tuple(read_from(e.operands, same)))
+                replace(e, operands=rename(e.operands, same))
                 for e in equations
                 if same.keys().isdisjoint(e.results)
             ]
-            outputs = tuple(read_from(outputs, same))
+            outputs = rename(outputs, same)
         kept = live(equations, outputs)
         return FlatProgram(inputs, tuple(v.aval for v in heads), kept, outputs)
 

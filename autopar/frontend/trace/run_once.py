@@ -12,7 +12,7 @@ An exported plan has this file's code in it: it asks for nothing but JAX and Num
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -114,8 +114,3 @@ def _read_by_later_passes(equations: Sequence[Looked]) -> set[int]:
 
 def _any_of(operands: Iterable[Any], values: Collection[int]) -> bool:
     return any(isinstance(o, int) and o in values for o in operands)
-
-
-def read_from(operands: Iterable[Any], same: dict[int, int]) -> Iterator[Any]:
-    """Operands, with the first of equal values in place of those that are made no more."""
-    return (same.get(o, o) if isinstance(o, int) else o for o in operands)
