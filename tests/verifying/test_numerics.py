@@ -13,6 +13,7 @@ import autopar
 from autopar.errors import ArgumentError, PlanMismatchError, VerifyError
 from autopar.ir.codec import Item
 from autopar.ir.compiled import CheckLevel
+from autopar.ir.listing import Fence
 from autopar.ir.verification import check_verification, verification_data
 from autopar.verifying.verify import Inquiry
 from tests.end_to_end.running import EAGER
@@ -38,6 +39,16 @@ def test_a_model_of_the_zoo_agrees() -> None:
     assert title.endswith("level numerics: agrees")
     assert [r.split()[0] for r in rows] == [o.path for o in numbers.worst]
     assert 0 < max(o.error for o in numbers.outputs) < 1e-4  # sums in another order do round
+
+
+def test_filters_that_are_updated_behind_a_fence_are_the_same() -> None:
+    case = cases("sgd")["unet"]
+    state = case.create_state(jax.random.key(0))
+    step = autopar.parallelize(case.step, cluster="8xh100", mesh=8, method="dp")
+    program = step.planned(state, case.batch(0)).program.parts[0].listing.block
+    assert any(isinstance(instruction, Fence) for instruction in program.instructions)
+    found = step.verify(state, case.batch(0), level="numerics", steps=2)
+    assert found.agrees, str(found)
 
 
 @pytest.mark.parametrize("method", ["dp", "zero2", "megatron"])
