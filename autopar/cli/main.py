@@ -648,6 +648,7 @@ def schedule(
 ) -> None:
     """Draw a pipeline schedule: one row a device, time to the right."""
     from autopar.cli.schedule import draw_plan, draw_schedule
+    from autopar.schedule.table import schedule_named
 
     if plan is not None:
         own = ("name", "stages", "microbatches", "chunks", "times", "latency")
@@ -659,6 +660,8 @@ def schedule(
         return
     if trace is not None:
         raise InputError("--trace goes under the schedule of a plan: add --plan PLAN.json")
+    if name is not None:
+        schedule_named(name)  # no such schedule is told before its sizes are asked for
     if name is None or stages is None or microbatches is None:
         raise click.UsageError("Needs NAME, '--stages' and '--microbatches', or '--plan'.", context)
     draw_schedule(name, (stages, microbatches, chunks), times, latency, output, as_json)

@@ -193,7 +193,7 @@ def _check_stages(table: StageTable, families: Sequence[Family], stages: int) ->
         )
         raise InfeasibleError(
             f"the {every} devices of {table.cluster.name} do not make {stages} stages of {blocks}; "
-            f"possible are {', '.join(map(str, counts))} stages"
+            f"numbers of stages that do: {', '.join(map(str, counts))}"
         )
 
 

@@ -74,6 +74,7 @@ LINES: list[tuple[tuple[str, ...], str]] = [
     (("explain", "step.py", "up"), "step.py"),
     (("verify", "gone.json", "step.py"), "gone.json"),
     (("schedule", "1f2b", "--stages", "4", "--microbatches", "8"), "1f2b"),
+    (("schedule", "1f2b"), "no schedule is called '1f2b'"),
     (("nothing",), "No such command"),
 ]
 
