@@ -15,7 +15,7 @@ from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Listing
 from autopar.ir.sharding import MeshShape
-from autopar.ir.sharding_plan import Margin, Outcome, ShardingPlan, Status
+from autopar.ir.sharding_plan import Margin, Outcome, Recomputation, ShardingPlan, Status
 from autopar.ir.stages import Submesh
 from autopar.passes.base import NO_LIMIT_BYTES, AbstractSharding, Setting, Watcher
 from autopar.passes.lower.listing import lower_graph
@@ -501,19 +501,33 @@ def _faster_again(tried: TriedMesh, best: MeshPlan | None) -> MeshPlan | None:
         return None
     if all(op.kind != "scan" for op in plain.graph.ops):  # only what a scan stacks can take longer
         return None
-    known = tried.roomy.seconds if best is None else best.seconds
-    least = math.inf if best is None else best.seconds * (1 - _WORTH_AGAIN)
-    faster: MeshPlan | None = None
-    for recomputed in tried.roomy.leaner_forms.faster(_WORTH_AGAIN * known):
+    forms, known = tried.roomy.leaner_forms, tried.roomy.seconds if best is None else best.seconds
+
+    def planned(recomputed: Recomputation) -> MeshPlan | None:
         form = form_of(plain, recomputed, request.rules)
         if form.graph == plain.graph:  # the model's own checkpoints make all of it again already
-            continue
-        step = StepOnMesh(context, form)
+            return None
         with suppress(InfeasibleError):
-            again = step.cheapest(NO_LIMIT_BYTES)
-            if again.seconds < least and fits(again, request.budget_bytes):
-                faster, least = again, again.seconds
-    return faster
+            return StepOnMesh(context, form).cheapest(NO_LIMIT_BYTES)
+        return None
+
+    # 1. All that scans hold is made again.
+    whole = forms.checkpointed()
+    found = [] if whole is None else [m for m in (planned(whole),) if m is not None]
+    # 2. What saves most by the sum of all ops; from there on ever more, as long as the step gets
+    #    clearly shorter. Where to keep nothing is faster already, compilers fuse and schedule it
+    #    better than is told: nothing in between is.
+    shortest = min((m.seconds for m in found), default=math.inf)
+    for recomputed in forms.ever_leaner(_WORTH_AGAIN * known):
+        again = planned(recomputed)
+        if again is None or again.seconds >= shortest:
+            break
+        found.append(again)
+        shortest = again.seconds * (1 - _WORTH_AGAIN)
+    able = [m for m in found if fits(m, request.budget_bytes)]
+    fastest = min(able, key=lambda m: m.seconds, default=None)
+    least = math.inf if best is None else best.seconds * (1 - _WORTH_AGAIN)
+    return fastest if fastest is not None and fastest.seconds < least else None
 
 
 def refusal(context: MeshContext, plain: Form) -> AutoparError:

@@ -68,22 +68,31 @@ class LeanerForms:
             return None
         return Recomputation(self.residuals.values(found.again), found.seconds, saved)
 
-    def faster(self, worth_seconds: float) -> Iterator[Recomputation]:
-        """Recomputations that may save time: that which saves most, if it is more than so much.
+    def ever_leaner(self, worth_seconds: float) -> Iterator[Recomputation]:
+        """Recomputations that may save time, from that which saves most on, if that is so much.
 
-        What a scan does not stack for the backward pass is neither written nor read. And all of
-        the bodies of scans, which is what `jax.checkpoint` around a layer does: what keeps nothing
-        apart is fused best, which the sum of all ops does not tell.
+        What a scan does not stack for the backward pass is neither written nor read. Each holds
+        clearly less than the one before: what keeps nothing apart is fused best, and what holds
+        little is scheduled best, which the sum of all ops does not tell.
         """
         if not self.residuals.stacks:
             return
-        cuts = self.residuals.tradeoff
-        least = cheapest(cuts, [0.0] * len(cuts.kept))
-        if -cuts.seconds(least) > worth_seconds:
-            yield self._recomputation(least)
-        whole = self.residuals.inside_scans
-        if whole and whole != least:
-            yield self._recomputation(whole)
+        cuts, peak = self.residuals.tradeoff, self.residuals.peak
+        again = cheapest(cuts, [0.0] * len(cuts.kept))
+        if -cuts.seconds(again) <= worth_seconds:
+            return
+        held = peak(again)
+        while True:
+            yield self._recomputation(again)
+            leaner = least_again(cuts, peak, _MARGIN * held)
+            if leaner is None or leaner.peak_bytes > _MARGIN * held:
+                return
+            again, held = leaner.again, leaner.peak_bytes
+
+    def checkpointed(self) -> Recomputation | None:
+        """A recomputation of all that scans hold, as by `jax.checkpoint` around a layer."""
+        whole = self.residuals.inside_scans if self.residuals.stacks else frozenset[int]()
+        return self._recomputation(whole) if whole else None
 
     def _recomputation(self, again: frozenset[int]) -> Recomputation:
         seconds = self.residuals.tradeoff.seconds(again)
