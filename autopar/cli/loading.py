@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from autopar.api import with_created
 from autopar.errors import InputError, TraceError
-from autopar.frontend import StepSpec, defined_at
+from autopar.frontend import StepSpec, defined_at, goes_through
 
 _DEFAULT_STEP, _DEFAULT_ARGUMENTS = "train_step", "example_args"
 _TARGET = re.compile(r"(.*\.py|[^:]*)(?::([^:]+))?(?::([^:]+))?")  # a path may have a drive's colon
@@ -105,7 +105,7 @@ def tracing(loaded: Target) -> Generator[None]:
 def _line_of_step(error: BaseException, loaded: Target) -> str:
     """The line that defines the step, for an error of the call itself; else ""."""
     code = StepSpec(loaded.step).code
-    if code is None or any(f.f_code is code for f, _ in traceback.walk_tb(error.__traceback__)):
+    if code is None or goes_through(error, code):
         return ""
     number, text = defined_at(code)
     return f"line {number}: {text}" if Path(code.co_filename) == loaded.path.resolve() else ""

@@ -1,5 +1,6 @@
 """JAX's way in: a step becomes a sealed program and a plain graph."""
 
+from autopar.frontend.compat import goes_through as goes_through
 from autopar.frontend.trace.arguments import StepSpec as StepSpec
 from autopar.frontend.trace.arguments import defined_at as defined_at
 from autopar.frontend.trace.arguments import split_static as split_static

@@ -7,6 +7,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from traceback import walk_tb
 from types import CodeType
 from typing import Any
 
@@ -66,10 +67,7 @@ def raised_at(error: BaseException) -> str:
 
 def goes_through(error: BaseException, code: CodeType) -> bool:
     """True if an error was raised in a function, or in what it called."""
-    at = error.__traceback__
-    while at is not None and at.tb_frame.f_code is not code:
-        at = at.tb_next
-    return at is not None
+    return any(frame.f_code is code for frame, _ in walk_tb(error.__traceback__))
 
 
 def name_stack_of(equation: Any) -> str:

@@ -22,6 +22,7 @@ from autopar.ir.paths import enclosing_path, module_of
 from autopar.ir.values import Input, Role
 
 UPDATE = "update"
+_SWEEPS = 2  # over lines, forth and back
 
 
 def parameters_of(flows: Sequence[Flow]) -> Iterator[tuple[Input, Origin]]:
@@ -50,9 +51,6 @@ def homes_of(flows: Sequence[Flow]) -> dict[int, str]:
     for _ in range(_SWEEPS):
         places.sweep()
     return places.found()
-
-
-_SWEEPS = 2
 
 
 @dataclass

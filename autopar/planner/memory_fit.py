@@ -512,12 +512,13 @@ def _faster_again(tried: TriedMesh, best: MeshPlan | None) -> MeshPlan | None:
         return None
 
     # 1. All that scans hold is made again.
-    whole = forms.checkpointed()
-    found = [] if whole is None else [m for m in (planned(whole),) if m is not None]
+    checkpointed = forms.checkpointed()
+    whole = planned(checkpointed) if checkpointed is not None else None
+    found = [whole] if whole is not None else []
     # 2. What saves most by the sum of all ops; from there on ever more, as long as the step gets
     #    clearly shorter. Where to keep nothing is faster already, compilers fuse and schedule it
     #    better than is told: nothing in between is.
-    shortest = min((m.seconds for m in found), default=math.inf)
+    shortest = whole.seconds if whole is not None else math.inf
     for recomputed in forms.ever_leaner(_WORTH_AGAIN * known):
         again = planned(recomputed)
         if again is None or again.seconds >= shortest:

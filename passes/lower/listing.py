@@ -574,6 +574,8 @@ def filters_apart(graph: Graph, block: Block) -> Block:
 
     Filters that are gathered first are cast before that, by kernels of their own.
     """
+    if all(op.kind != _CONVOLUTION for op in graph.walk()):
+        return block
     ops = [graph.op_at(s.equation) if isinstance(s, LocalOp) else None for s in block.instructions]
     readers: dict[str | None, list[int]] = {}
     for at, step in enumerate(block.instructions):

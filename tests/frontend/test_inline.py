@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+from autopar.frontend.trace.run_once import PRODUCTS
 from autopar.ir.graph import Op
 from autopar.ir.values import Literal, Role
+from autopar.rules import HEAVY
 from tests.frontend.evaluating import evaluate
 from tests.frontend.tracing import X, graph_of, kinds, paths, shape, traced
 
@@ -182,6 +184,10 @@ def test_a_model_that_is_called_twice_runs_once() -> None:
     assert _products(apart) == 4
     # What is cheap is made anew by each.
     assert kinds(graph_of(lambda w, x: _net(_net(w, x), x), _S, _S)).count("iota") == 4
+
+
+def test_what_is_merged_is_all_that_counts_as_heavy() -> None:
+    assert frozenset(PRODUCTS) == HEAVY  # exported modules have a list of their own
 
 
 def test_what_is_merged_computes_the_same() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 # ---- products that are written twice ----
 
 # Cheap values that each layer makes for itself, such as masks, would tie all layers to the first.
-_PRODUCTS = ("conv_general_dilated", "dot_general", "ragged_dot_general")
+PRODUCTS = ("conv_general_dilated", "dot_general", "ragged_dot_general")
 
 
 class Looked(NamedTuple):
@@ -65,7 +65,7 @@ def made_before(equations: Sequence[Looked]) -> dict[int, int]:
         #    pass that comes later.
         pairs = dict(zip(looked.results, made, strict=True))
         equal.update(pairs)
-        if looked.name in _PRODUCTS:
+        if looked.name in PRODUCTS:
             later = _read_by_later_passes(equations) if later is None else later
             same.update(pairs if later.isdisjoint(looked.results) else {})
     return same
@@ -106,7 +106,7 @@ def _read_by_later_passes(equations: Sequence[Looked]) -> set[int]:
             backward.update(looked.results)
     later: set[int] = set()
     for looked in reversed(equations):
-        meets = looked.name in _PRODUCTS and _any_of(looked.operands, backward)
+        meets = looked.name in PRODUCTS and _any_of(looked.operands, backward)
         if not looked.is_backward and (meets or _any_of(looked.results, later)):
             later.update(o for o in looked.operands if isinstance(o, int))
     return later
