@@ -209,21 +209,21 @@ def _variants(
 
 
 class _WorkBound:
-    """Least device-seconds of a row in one host, by which larger submeshes are judged.
+    """Least device-seconds of a row in equal stages, by which all other submeshes are judged.
 
-    What p equal stages take beside their work is their bubble, less than that work where there are
-    m >= p microbatches:
+    What p equal stages take beside their work is their bubble:
 
-        (m + p - 1) / m < 2
+        m >= p microbatches of work w:   (m + p - 1) / m  w  <  2 w
 
-    So where the fastest way of a larger submesh, without a limit, takes more device-seconds than a
-    way that fits in a host takes with its bubble, none of its ways can win: what it lacks are not
+    So where the fastest way of a submesh, without a limit, takes more device-seconds than equal
+    stages of another way take with their bubble, none of its ways can win: what it lacks are not
     bytes, but wires. The bubble is that of the m for which so many microbatches in flight fit;
-    where none is known, as much again as the work. A way that holds more than a share of the
-    memory runs no more layers than fit, which is as slow. Where the first mesh of a submesh, which
-    sends least between hosts, has only such ways no other is tried; and where all ways of some
-    hosts that fit are so slow, those of more hosts, which have no better wires, are not looked for.
-    The layers of which there are most stand for all: no others are sharded where these are slow.
+    where none is known, as much again as the work. A way that holds more than a share of the memory
+    runs no more layers than fit, which is as slow.
+    Over several hosts, where the first mesh, which sends least between them, has only such ways no
+    other is tried; and where all ways of some hosts that fit are so slow, those of more hosts,
+    which have no better wires, are not looked for. The layers of which there are most stand for
+    all: no others are sharded where these are slow.
     """
 
     def __init__(
@@ -240,21 +240,20 @@ class _WorkBound:
             return
         if shape.device_count > self._host:
             self._able[shape] |= not self.is_slow(shape, variant)
-        else:
-            self._least = min(self._least, *self._reached(shape, variant, budget_bytes))
+        self._least = min([self._least, *self._reached(shape, variant, budget_bytes)])
 
     def _reached(
         self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float
     ) -> Iterator[float]:
-        """Device-seconds of a row with the bubble of equal stages on submeshes of one host."""
-        yield 2 * self._work(shape, variant)
+        """Device-seconds of a row with the bubble of equal stages on such submeshes."""
         stages, rest = divmod(self._devices, shape.device_count)
         if rest or stages > self._layers:
             return
         uneven = -(-self._layers // stages) * stages / self._layers
-        for m, rows in self._rows.items():
-            if not variant.divides(rows):
-                continue
+        able = {m: rows for m, rows in self._rows.items() if variant.divides(rows)}
+        if max(able, default=0) >= stages:
+            yield 2 * shape.device_count * variant.work_seconds
+        for m, rows in able.items():
             flights = min(stages, m) * -(-rows // variant.rows[0])
             fitting = (r for r in variant.remats if variant.most_bytes(r, flights) <= budget_bytes)
             remat = next(fitting, None)
@@ -273,18 +272,14 @@ class _WorkBound:
     def is_slow(
         self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float = math.inf
     ) -> bool:
-        """True if a larger submesh takes more device-seconds than a host, by what fits it."""
-        if shape.device_count <= self._host:
-            return False
+        """True if a way takes more device-seconds than equal stages, by what fits of it."""
         over = max(1.0, variant.lasting_bytes / budget_bytes)
-        return self._work(shape, variant) * over > self._least
+        work = shape.device_count * variant.work_seconds
+        return work * over > self._least
 
     def goes_on(self, shape: SubmeshShape) -> bool:
-        """False if no mesh of a larger submesh so far has a way that fits and is not slow."""
+        """False if no mesh of a submesh over hosts so far has a way that fits and is not slow."""
         return self._able.get(shape, True) or self._least == math.inf
-
-    def _work(self, shape: SubmeshShape, variant: ShardingVariant) -> float:
-        return shape.device_count * variant.work_seconds
 
 
 def _sizes(rows: Sequence[int], request: Request) -> list[int]:

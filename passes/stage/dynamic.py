@@ -164,23 +164,21 @@ def _is_cut(slowest: Floats, bears: Ints, flights: Ints, threshold: float) -> bo
 
     ends[i] says if layers i.. can be cut into the stages so far.
     """
-    most, layers = len(flights) - 1, slowest.shape[1]
-    legal = np.zeros((layers, layers), dtype=np.bool_)
+    layers = slowest.shape[1]
+    # borne[i, j]: microbatches in flight that layers i..j bear under the option that bears most.
+    borne = np.full((layers, layers), -1, dtype=np.int64)
+    for o in range(slowest.shape[0]):
+        for i in range(layers):
+            for j in range(i, layers):
+                if slowest[o, i, j] <= threshold:
+                    borne[i, j] = max(borne[i, j], bears[o, i, j])
     ends = np.zeros(layers + 1, dtype=np.bool_)
     ends[layers] = True
-    for s in range(1, most + 1):
-        # Stages with as many in flight may be the same.
-        if s == 1 or flights[s] != flights[s - 1]:
-            legal[:] = False
-            for o in range(slowest.shape[0]):
-                for i in range(layers):
-                    for j in range(i, layers):
-                        if slowest[o, i, j] <= threshold and bears[o, i, j] >= flights[s]:
-                            legal[i, j] = True
+    for s in range(1, len(flights)):
         now = np.zeros(layers + 1, dtype=np.bool_)
         for i in range(layers):
             for j in range(i, layers):
-                if legal[i, j] and ends[j + 1]:
+                if borne[i, j] >= flights[s] and ends[j + 1]:
                     now[i] = True
                     break
         ends = now
