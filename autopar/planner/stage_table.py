@@ -186,7 +186,7 @@ def _variants(
         nonlocal is_tight, is_slow
         is_tight = is_tight or most.most_bytes(Remat.NONE) > budget_bytes
         is_slow = bound.is_slow(shape, most)
-        return not bound.is_slow(shape, most, budget_bytes)
+        return bound.promises(shape, most, budget_bytes)
 
     for rows in reversed(sizes):
         variant = profiler.roomy(rows, sizes, promises)
@@ -202,7 +202,7 @@ def _variants(
         return
     for rows in few:
         for variant in profiler.tight(
-            rows, sizes, budget_bytes, lambda most: not bound.is_slow(shape, most)
+            rows, sizes, budget_bytes, lambda most: bound.promises(shape, most)
         ):
             bound.note(shape, variant, budget_bytes)
             yield variant
@@ -233,9 +233,11 @@ class _WorkBound:
         self._rows, self._least = rows, math.inf
         # True for a submesh over hosts with a way that fits and is not slow.
         self._able: dict[SubmeshShape, bool] = {}
+        self._ways: dict[SubmeshShape, list[ShardingVariant]] = {}
 
     def note(self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float) -> None:
-        """Take in a way, if its layers fit."""
+        """Take in a way; it bounds others if its layers fit."""
+        self._ways.setdefault(shape, []).append(variant)
         if not any(variant.most_bytes(r) <= budget_bytes for r in variant.remats):
             return
         if shape.device_count > self._host:
@@ -268,6 +270,14 @@ class _WorkBound:
         fewer = [able for s, able in self._able.items() if s.device_count < shape.device_count]
         self._able[shape] = False
         return all(fewer) or self._least == math.inf
+
+    def promises(
+        self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float = math.inf
+    ) -> bool:
+        """True if a way may win: it is not slow, and no other of the submesh is as good."""
+        if self.is_slow(shape, variant, budget_bytes):
+            return False
+        return not any(known.outdoes(variant) for known in self._ways.get(shape, ()))
 
     def is_slow(
         self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float = math.inf
@@ -316,6 +326,7 @@ def _cut_bytes(programs: LayerPrograms, microbatches: int) -> tuple[int, ...]:
 
 
 _SHARES = (1.0, 0.75)  # of an even share of the memory: the limits of the tight ways
+_AS_GOOD = 0.01  # by how much more a way may take or hold and be as good as another
 
 # Of a class, at two sizes of microbatch.
 CostOf = Callable[[int, Remat], tuple[StageCost, StageCost]]
@@ -365,6 +376,22 @@ class ShardingVariant:
         share = (rows - low) / (high - low) if high > low else 0.0
         one, other = self.cost(layer, remat)
         return one.towards(other, share)
+
+    def outdoes(self, other: ShardingVariant) -> bool:
+        """True if, by the common layer, it is as good as another wherever that may be used."""
+        if other.unit % self.unit or (self.rows == (1, 1)) != (other.rows == (1, 1)):
+            return False
+        for rows, theirs in zip(other.rows, other.cost(other.common, Remat.NONE), strict=True):
+            own = self._cost_at(self.common, rows, Remat.NONE)
+            pairs = (
+                (own.each.total, theirs.each.total),
+                (own.once.total, theirs.once.total),
+                (own.fixed_bytes, theirs.fixed_bytes),
+                (own.activation_bytes, theirs.activation_bytes),
+            )
+            if any(a > b * (1 + _AS_GOOD) for a, b in pairs):
+                return False
+        return True
 
     @property
     def work_seconds(self) -> float:

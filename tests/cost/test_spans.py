@@ -8,7 +8,7 @@ from autopar.cost.sizes import Sizes
 from autopar.frontend import StepSpec, trace
 from autopar.ir.graph import Graph
 from autopar.ir.sharding import MeshShape
-from autopar.passes.shard.model.lifetimes import whole_listing
+from autopar.passes.shard.model.whole_listing import whole_listing
 from autopar.rules import RuleBook, attach_rules
 from tests.cost.test_memory import dot, element
 from tests.cost.test_memory import graph_of as graph_text

@@ -19,6 +19,9 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
+from autopar.cluster.chip import Platform
+from autopar.cost.liveness import BlockSpans
+from autopar.cost.memory import held_spans
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.rule import Kind, Rule
 from autopar.ir.sharding import Assignment, MeshShape, Sharding, operand_of_result
@@ -26,6 +29,7 @@ from autopar.ir.sharding_plan import OpPath
 from autopar.ir.values import Value
 from autopar.passes.shard.model.merge_isomorphic import Merged
 from autopar.passes.shard.model.turned import TurnedReads, turned_reads
+from autopar.passes.shard.model.whole_listing import whole_listing
 from autopar.rules.propagation import BatchTags, tag_batch
 
 
@@ -240,11 +244,22 @@ class Reading:
     # (operand, input decision that it returns to, how many outputs of the step it stands for)
     outputs: tuple[tuple[Operand, int | None, int], ...] = ()
     ties: tuple[tuple[int, int], ...] = ()
+    _spans: dict[Platform, BlockSpans] = field(
+        default_factory=dict[Platform, BlockSpans], init=False, repr=False, compare=False
+    )
 
     @property
     def graph(self) -> Graph:
         """The merged graph."""
         return self.merged.graph
+
+    def spans(self, platform: Platform) -> BlockSpans:
+        """When each value of the step is there, all of it whole on one device of a platform."""
+        if platform not in self._spans:
+            whole = self.merged.whole
+            one = MeshShape((), ())
+            self._spans[platform] = held_spans(whole, whole_listing(whole), one, platform)
+        return self._spans[platform]
 
     @cached_property
     def batch(self) -> BatchTags:
