@@ -511,11 +511,12 @@ class LayerProfiler:
         homes: tuple[int, ...],
     ) -> ShardingVariant:
         """The way that shards each class as it is priced."""
-        batching = self._programs.batching
-        unit = math.lcm(*(
-            _unit(layer.plan, self._programs.at(c, rows).joint.graph, batching)
-            for c, layer in layers.items()
-        ))  # fmt: skip
+        batching, unit = self._programs.batching, 1
+        if rows > 1:  # what is found for one row is for that alone, however it divides it
+            unit = math.lcm(*(
+                _unit(layer.plan, self._programs.at(c, rows).joint.graph, batching)
+                for c, layer in layers.items()
+            ))  # fmt: skip
         fewest = -(-max(sizes[0], 2) // unit) * unit
         most = max(fewest, min(max(sizes[-1], 2 * fewest), batching.batch) // unit * unit)
         priced = (fewest, most) if rows > 1 else (1, 1)
@@ -586,8 +587,10 @@ def _unit(plan: ShardingPlan, graph: Graph, batching: Batching) -> int:
         for i, name in enumerate(op.operands):
             if isinstance(name, str) and name in rows:
                 lies.append((name, given.operand_sharding(op.rule, i, plan.mesh)))
-    return math.lcm(*(
-        plan.mesh.size(sharding.dims[rows[name].dim])
-        for name, sharding in lies
-        if name in rows and sharding.dims
-    ))  # fmt: skip
+    units = set[int]()
+    for name, sharding in lies:
+        if name in rows and sharding.dims:
+            pieces = plan.mesh.size(sharding.dims[rows[name].dim])
+            # A dim that has more than the rows, as tokens, is divided by what else it has first.
+            units.add(pieces // math.gcd(pieces, rows[name].outer * rows[name].inner))
+    return math.lcm(*units)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from autopar.cluster import Cluster
 from autopar.cluster.placement import submesh_shapes
@@ -81,9 +82,9 @@ def programs_of(step: Callable[..., Any], depth: int, *args: Any) -> LayerProgra
     return LayerPrograms(slice_step(source.trace_at(4, cut=True), rules, SETTING, depth), rules)
 
 
-def profiler_of(programs: LayerPrograms, given: Setting) -> LayerProfiler:
-    """Layers on four of the devices, the rows split."""
-    request = Request(Cluster.parse("8xh100"), passes=PassPipeline.of_options("dp"))
+def profiler_of(programs: LayerPrograms, given: Setting, method: str = "dp") -> LayerProfiler:
+    """Layers on four of the devices, by `dp` the rows split."""
+    request = Request(Cluster.parse("8xh100"), passes=PassPipeline.of_options(method))
     shape = next(s for s in submesh_shapes(request.cluster) if s.device_count == 4)
     context = SubmeshContexts(request.cluster).at(shape, MeshShape(("data",), (4,)))
     return LayerProfiler(programs, context, request, given)
@@ -132,3 +133,24 @@ def test_rows_that_only_an_op_has_split_are_divided_too() -> None:
     variant = profiler_of(programs_of(step, 1, *shapes), given).roomy(4, (1, 2, 10), lambda _: True)
     assert variant is not None
     assert variant.unit == 4
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_fewer_rows_than_devices_are_divided_by_their_tokens(rows: int) -> None:
+    """Tokens are rows times places: four devices share those of any number of rows."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(w: jax.Array) -> jax.Array:
+            tokens = jnp.tanh(x.reshape(-1, 64) @ w)
+            split = NamedSharding(mesh, PartitionSpec("data"))
+            return jnp.mean(jax.lax.with_sharding_constraint(tokens, split) ** 2)
+
+        return w - jax.grad(loss)(w)
+
+    shapes = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 64), (16, 8, 64)))
+    programs = programs_of(step, 1, *shapes)
+    variant = profiler_of(programs, SETTING, "auto").roomy(rows, (1, 2, 8), lambda _: True)
+    assert variant is not None
+    assert variant.unit == 1
+    assert variant.divides(rows)
