@@ -31,7 +31,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.program import Part, SubmeshGraph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.stages import Remat
+from autopar.ir.stages import Layer, Remat
 from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.lower.listing import OpShardings, lower_graph
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
@@ -45,6 +45,10 @@ from autopar.planner.stage_programs import PartCost, add_parts, cost_part
 from autopar.schedule.table import SCHEDULES
 
 
+_LEAST_WORK = 0.5  # of the time that devices work at least, in stages worth a price
+_LIGHT = 0.05  # of the mean work of a layer, up to which one runs with another
+
+
 def stage_table(
     programs: LayerPrograms,
     counts: Sequence[int],
@@ -55,6 +59,9 @@ def stage_table(
     """Prices for some numbers of microbatches, on submeshes in their contexts."""
     shapes = [s for s in submesh_shapes(request.cluster) if _meshes(s, request)]
     devices = request.cluster.device_count
+    if request.mesh is None:
+        fewest = devices * _least_share(programs.layers)
+        shapes = [s for s in shapes if s.device_count >= fewest]
     if request.stages == 1:  # it has all devices, whatever it takes
         shapes = shapes[-1:]
     host = devices // request.cluster.hosts
@@ -77,6 +84,18 @@ def stage_table(
         schedules=_allowed(programs.batching.barrier, request),
         task_seconds=request.cluster.chip.launch_seconds,
     )
+
+
+def _least_share(layers: Sequence[Layer]) -> float:
+    """The share of all devices with less of which no layer keeps up, but one with next to no work.
+
+    A layer of work w alone on n of N devices lets all of them work for n W / (w N) of the time at
+    most, where W is the work of all layers.
+    """
+    flops = [layer.flops for layer in layers]
+    mean = sum(flops) / len(flops)
+    working = [f for f in flops if f > _LIGHT * mean]
+    return _LEAST_WORK * min(working, default=0) / max(1, sum(flops))
 
 
 def _unsuited(

@@ -22,7 +22,7 @@ from autopar.passes.pipeline import PassPipeline
 from autopar.planner.placed_stages import SubmeshContexts
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import LayerPrograms, Source, slice_step
-from autopar.planner.stage_table import LayerProfiler
+from autopar.planner.stage_table import LayerProfiler, stage_table
 from autopar.rules import RuleBook
 from tests.planner.slicing import SETTING, sliced
 
@@ -154,3 +154,14 @@ def test_fewer_rows_than_devices_are_divided_by_their_tokens(rows: int) -> None:
     assert variant is not None
     assert variant.unit == 1
     assert variant.divides(rows)
+
+
+@pytest.mark.parametrize(("cluster", "fewest"), [("8xh100", 1), ("8x8xh100", 4)])
+def test_submeshes_on_which_a_layer_holds_all_others_up_have_no_prices(
+    cluster: str, fewest: int
+) -> None:
+    """Of 64 devices two would run one of eight equal layers, and 62 wait for them."""
+    request = Request(Cluster.parse(cluster), passes=PassPipeline.of_options("dp", None, None))
+    contexts = SubmeshContexts(request.cluster)
+    table = stage_table(clipped(8, 64), (1, 4), request, SETTING, contexts)
+    assert min(shape.device_count for shape in table.submeshes) == fewest
