@@ -44,7 +44,6 @@ from autopar.planner.sliced_step import LayerPrograms
 from autopar.planner.stage_programs import PartCost, add_parts, cost_part
 from autopar.schedule.table import SCHEDULES
 
-
 _LEAST_WORK = 0.5  # of the time that devices work at least, in stages worth a price
 _LIGHT = 0.05  # of the mean work of a layer, up to which one runs with another
 
