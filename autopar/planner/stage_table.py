@@ -67,7 +67,7 @@ def stage_table(
     if (request.stages or len(programs.layers)) * host < devices:
         host = devices  # too few stages to have one host each: those of several are needed
     rows = {m: programs.batching.batch // m for m in counts}
-    bound = _WorkBound(host, devices, len(programs.layers), rows)
+    bound = _WorkBound(host, devices, len(programs.layers), rows, request.budget_bytes)
     priced = [_options(programs, s, counts, request, setting, bound, contexts) for s in shapes]
     able = [m for m in counts if any(found[m] for found in priced)]
     if not able:
@@ -245,10 +245,11 @@ class _WorkBound:
     """
 
     def __init__(
-        self, host_devices: int, devices: int, layers: int, rows: Mapping[int, int]
-    ) -> None:
+        self, host_devices: int, devices: int, layers: int, rows: Mapping[int, int],
+        memory_bytes: int,
+    ) -> None:  # fmt: skip
         self._host, self._devices, self._layers = host_devices, devices, layers
-        self._rows, self._least = rows, math.inf
+        self._rows, self._memory_bytes, self._least = rows, memory_bytes, math.inf
         # True for a submesh over hosts with a way that fits and is not slow.
         self._able: dict[SubmeshShape, bool] = {}
         self._ways: dict[SubmeshShape, list[ShardingVariant]] = {}
@@ -292,7 +293,9 @@ class _WorkBound:
     def promises(
         self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float = math.inf
     ) -> bool:
-        """True if a way may win: it is not slow, and no other of the submesh is as good."""
+        """True if a way may win: a layer fits, it is not slow, and no other is as good there."""
+        if variant.lasting_bytes > self._memory_bytes:
+            return False
         if self.is_slow(shape, variant, budget_bytes):
             return False
         return not any(known.outdoes(variant) for known in self._ways.get(shape, ()))
