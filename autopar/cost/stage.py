@@ -98,27 +98,43 @@ class StageCost:
 
     def towards(self, other: StageCost, share: float) -> StageCost:
         """The cost at a `share` of the way to another, on a line; never below zero."""
+        return self.with_more(self, other, share, share)
 
-        def seconds(a: Seconds, b: Seconds) -> Seconds:
+    def with_more(
+        self, one: StageCost, other: StageCost, times: float, times_bytes: float
+    ) -> StageCost:
+        """The cost with so many times what another takes, and holds, more than `one`.
+
+        It is never below zero.
+        """
+
+        def seconds(own: Seconds, a: Seconds, b: Seconds) -> Seconds:
             return Seconds(
-                _between(a.compute, b.compute, share),
-                _between(a.communication, b.communication, share),
-                _between(a.exposed, b.exposed, share),
-                _between(a.arithmetic, b.arithmetic, share),
+                _beside(own.compute, a.compute, b.compute, times),
+                _beside(own.communication, a.communication, b.communication, times),
+                _beside(own.exposed, a.exposed, b.exposed, times),
+                _beside(own.arithmetic, a.arithmetic, b.arithmetic, times),
             )
+
+        def nbytes(own: int, a: int, b: int) -> int:
+            return round(_beside(own, a, b, times_bytes))
 
         return replace(
             self,
-            forward=seconds(self.forward, other.forward),
-            input_gradient=seconds(self.input_gradient, other.input_gradient),
-            weight_gradient=seconds(self.weight_gradient, other.weight_gradient),
-            once=seconds(self.once, other.once),
-            fixed_bytes=round(_between(self.fixed_bytes, other.fixed_bytes, share)),
-            activation_bytes=round(_between(self.activation_bytes, other.activation_bytes, share)),
-            kept_bytes=round(_between(self.kept_bytes, other.kept_bytes, share)),
-            working_bytes=round(_between(self.working_bytes, other.working_bytes, share)),
-            late_bytes=round(_between(self.late_bytes, other.late_bytes, share)),
-            once_bytes=round(_between(self.once_bytes, other.once_bytes, share)),
+            forward=seconds(self.forward, one.forward, other.forward),
+            input_gradient=seconds(self.input_gradient, one.input_gradient, other.input_gradient),
+            weight_gradient=seconds(
+                self.weight_gradient, one.weight_gradient, other.weight_gradient
+            ),
+            once=seconds(self.once, one.once, other.once),
+            fixed_bytes=nbytes(self.fixed_bytes, one.fixed_bytes, other.fixed_bytes),
+            activation_bytes=nbytes(
+                self.activation_bytes, one.activation_bytes, other.activation_bytes
+            ),
+            kept_bytes=nbytes(self.kept_bytes, one.kept_bytes, other.kept_bytes),
+            working_bytes=nbytes(self.working_bytes, one.working_bytes, other.working_bytes),
+            late_bytes=nbytes(self.late_bytes, one.late_bytes, other.late_bytes),
+            once_bytes=nbytes(self.once_bytes, one.once_bytes, other.once_bytes),
         )
 
 
@@ -145,5 +161,5 @@ def peak_with(costs: Sequence[StageCost], flying_bytes: int) -> int:
     return always + max(flying_bytes + max((c.working_bytes for c in costs), default=0), update)
 
 
-def _between(first: float, second: float, share: float) -> float:
-    return max(0.0, first + share * (second - first))
+def _beside(own: float, one: float, other: float, times: float) -> float:
+    return max(0.0, own + times * (other - one))

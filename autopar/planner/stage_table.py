@@ -562,10 +562,20 @@ class _PricedLayer:
         self._op_shardings = OpShardings()
 
     def at_both(self, rows: tuple[int, int], remat: Remat) -> tuple[StageCost, StageCost]:
-        """The costs at two sizes of microbatch."""
+        """The costs at two sizes of microbatch.
+
+        What a remat runs again takes so many times longer in the larger one as a forward pass.
+        """
         low = self._cost(rows[0], remat)
         if rows[0] == rows[1]:
             return low, low
+        if remat is not Remat.NONE:
+            plain, many = self.at_both(rows, Remat.NONE)
+            more = rows[1] / rows[0]
+            slower = many.forward.total / plain.forward.total if plain.forward.total else more
+            high = many.with_more(plain, low, slower, more)
+            fixed = many.fixed_bytes + low.fixed_bytes - plain.fixed_bytes
+            return low, replace(high, once=low.once, once_bytes=low.once_bytes, fixed_bytes=fixed)
         # What runs once a step has no rows in it.
         return low, replace(self._cost(rows[1], remat, once=False), once=low.once)
 
