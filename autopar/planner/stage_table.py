@@ -25,7 +25,7 @@ from functools import cache
 from autopar.cluster import Cluster, mesh_shapes
 from autopar.cluster.placement import SubmeshShape, submesh_shapes
 from autopar.cost.stage import StageCost
-from autopar.errors import InfeasibleError
+from autopar.errors import InfeasibleError, ScheduleError
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.program import Part, SubmeshGraph
@@ -42,7 +42,7 @@ from autopar.planner.placed_stages import SubmeshContext, SubmeshContexts
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import LayerPrograms
 from autopar.planner.stage_programs import PartCost, add_parts, cost_part
-from autopar.schedule.table import SCHEDULES
+from autopar.schedule.table import SCHEDULES, check_numbers
 
 _LEAST_WORK = 0.5  # of the time that devices work at least, in stages worth a price
 _LIGHT = 0.05  # of the mean work of a layer, up to which one runs with another
@@ -67,7 +67,7 @@ def stage_table(
     if (request.stages or len(programs.layers)) * host < devices:
         host = devices  # too few stages to have one host each: those of several are needed
     rows = {m: programs.batching.batch // m for m in counts}
-    bound = _WorkBound(host, devices, len(programs.layers), rows, request.budget_bytes)
+    bound = _WorkBound(host, request, len(programs.layers), rows)
     priced = [_options(programs, s, counts, request, setting, bound, contexts) for s in shapes]
     able = [m for m in counts if any(found[m] for found in priced)]
     if not able:
@@ -245,11 +245,10 @@ class _WorkBound:
     """
 
     def __init__(
-        self, host_devices: int, devices: int, layers: int, rows: Mapping[int, int],
-        memory_bytes: int,
-    ) -> None:  # fmt: skip
-        self._host, self._devices, self._layers = host_devices, devices, layers
-        self._rows, self._memory_bytes, self._least = rows, memory_bytes, math.inf
+        self, host_devices: int, request: Request, layers: int, rows: Mapping[int, int]
+    ) -> None:
+        self._host, self._request = host_devices, request
+        self._layers, self._rows, self._least = layers, rows, math.inf
         # True for a submesh over hosts with a way that fits and is not slow.
         self._able: dict[SubmeshShape, bool] = {}
         self._ways: dict[SubmeshShape, list[ShardingVariant]] = {}
@@ -267,11 +266,15 @@ class _WorkBound:
         self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float
     ) -> Iterator[float]:
         """Device-seconds of a row with the bubble of equal stages on such submeshes."""
-        stages, rest = divmod(self._devices, shape.device_count)
-        if rest or stages > self._layers:
+        stages, rest = divmod(self._request.cluster.device_count, shape.device_count)
+        if rest:
             return
+        able = {
+            m: rows
+            for m, rows in self._rows.items()
+            if variant.divides(rows) and self._allows(stages, m)
+        }
         uneven = -(-self._layers // stages) * stages / self._layers
-        able = {m: rows for m, rows in self._rows.items() if variant.divides(rows)}
         if max(able, default=0) >= stages:
             yield 2 * shape.device_count * variant.work_seconds
         for m, rows in able.items():
@@ -281,6 +284,16 @@ class _WorkBound:
             if remat is not None:
                 work = shape.device_count * variant.row_seconds(rows, remat)
                 yield (m + stages - 1) / m * uneven * work
+
+    def _allows(self, stages: int, microbatches: int) -> bool:
+        """True if so many equal stages may be made of the layers, as they are asked for."""
+        asked = self._request
+        schedule = SCHEDULES[asked.schedule or "1f1b"]
+        try:
+            check_numbers(schedule, stages, microbatches, schedule.usual_chunks)
+        except ScheduleError:
+            return False
+        return stages == (asked.stages or stages) and stages * schedule.usual_chunks <= self._layers
 
     def admits(self, shape: SubmeshShape) -> bool:
         """Take up a submesh; False if one of fewer hosts has no way that fits and is not slow."""
@@ -294,7 +307,7 @@ class _WorkBound:
         self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float = math.inf
     ) -> bool:
         """True if a way may win: a layer fits, it is not slow, and no other is as good there."""
-        if variant.lasting_bytes > self._memory_bytes:
+        if variant.lasting_bytes > self._request.budget_bytes:
             return False
         if self.is_slow(shape, variant, budget_bytes):
             return False
