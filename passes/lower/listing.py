@@ -9,12 +9,13 @@ the one in which it leaves its results:
        %2 = move %2.raw: reduce-scatter(model)    combines partial sums, if there are any
 
 A rematerializable value has no sharding in the plan: it is made anew wherever it is read. At last
-the straight lines are rewritten so that they send less and change no value. XLA makes the same of
-all-reduces and reduce-scatters by itself, so without this a plan would count what no device sends:
+the straight lines are rewritten so that they send less and change no value. XLA makes the
+same of it by itself, so without this a plan would count what no device sends, computes or holds:
 
     `combine_once`      all-reduce(a) + all-reduce(b)        ->  all-reduce(a + b)
     `move_once`         a -> b -> c, b read by nothing else  ->  a -> c
     `merge_scatters`    all-reduce, then a slice of it       ->  reduce-scatter
+    `merge_equals`      b = f(a), and later c = f(a)         ->  c is b
 
 And one keeps it from merging what should be apart:
 
@@ -25,10 +26,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from autopar.cost.ops import is_fused_into_readers, is_reduction
 from autopar.cost.reshard import Resharder, Route
 from autopar.errors import GraphError
 from autopar.ir.control_flow import ControlFlow, Port
@@ -58,11 +60,16 @@ from autopar.ir.sharding import (
 )
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.ir.values import Literal, Role, Value
+from autopar.rules import primitive, primitive_names
 
 _BARRIER = "optimization_barrier"
 _CAST, _CONVOLUTION = "convert_element_type", "conv_general_dilated"
 _SUMS = ("add", "add_any")
 _EXTREMES = ("reduce_max", "reduce_min")
+# Graphs tell all that these do; they leave out the code that others have in a parameter.
+_TOLD = frozenset(name for name in primitive_names() if not primitive(name).draws) - {
+    "pallas_call", "reduce", "reduce_window"
+}  # fmt: skip
 _SHOWING = ("reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy")
 
 
@@ -93,6 +100,7 @@ def lower_graph(
     block = scope.block(names, outputs)
     if resharder.prices.platform == "gpu":
         block = filters_apart(graph, block)
+    block = merge_equals(graph, block)
     return Listing(block, tuple(plan.sharding_of[n] for n in names), tuple(wanted))
 
 
@@ -609,6 +617,66 @@ def filters_apart(graph: Graph, block: Block) -> Block:
         else:
             steps.append(step)
     return replace(block, instructions=tuple(steps))
+
+
+def merge_equals(graph: Graph, block: Block) -> Block:
+    """A block, and the bodies of its loops, whose equal instructions run once.
+
+    Of a model that a step calls twice the products are planned once; what leads from one to the
+    next is equal once it is sharded. Moves of different phases stay apart.
+    """
+    same: dict[str, str] = {}  # a name -> the first that is equal
+    met: dict[Sequence[str | None], ListingStep] = {}  # what is read -> the first that reads it
+    first: dict[object, Sequence[str]] = {}  # all that an instruction does -> what it first made
+    kept: list[ListingStep] = []
+    for step in block.instructions:
+        if isinstance(step, Loop):
+            bodies = tuple([merge_equals(graph, body) for body in step.bodies])
+            step = replace(step, bodies=bodies)
+        if not same.keys().isdisjoint(names_read(step)):
+            step = _reading(step, same)
+        other = met.setdefault(names_read(step), step)
+        made = before = names_made(step)
+        if other is not step:  # most are told apart by what they read
+            first.setdefault(_does(graph, other), names_made(other))
+            before = first.setdefault(_does(graph, step), made)
+        if before is made:
+            kept.append(step)
+        else:
+            same.update(zip(made, before, strict=True))
+    outputs = tuple([same.get(o, o) if o is not None else None for o in block.outputs])
+    return Block(block.inputs, tuple(kept), outputs)
+
+
+def _reading(step: ListingStep, same: Mapping[str, str]) -> ListingStep:
+    """An instruction that reads other names."""
+    if isinstance(step, Move):
+        return replace(step, source=same[step.source])
+    if isinstance(step, Fence):
+        return replace(step, sources=tuple([same.get(s, s) for s in step.sources]))
+    operands = tuple([same.get(o, o) if o is not None else None for o in step.operands])
+    return replace(step, operands=operands)
+
+
+def _does(graph: Graph, step: ListingStep) -> object:
+    """A key of all that an instruction does; what it makes for one that stays.
+
+    So do products, which are planned once, and what is made of nothing wherever it is read.
+    """
+    if isinstance(step, Move):
+        return step.source, step.before, step.after, step.steps, step.combiner, step.repeat
+    op = graph.op_at(step.equation) if isinstance(step, LocalOp) else None
+    if not isinstance(step, LocalOp) or op is None or op.kind not in _TOLD:
+        return names_made(step)
+    if not (any(step.operands) and (is_fused_into_readers(op) or is_reduction(op))):
+        return names_made(step)
+    read = list[object]()
+    for name, operand in zip(step.operands, op.operands, strict=True):
+        if name is None and (isinstance(operand, str) or operand.text == "opaque"):
+            return names_made(step)
+        read.append(operand if name is None else name)
+    types = tuple([(r.shape, r.dtype) for r in op.results])
+    return op.kind, op.params, types, tuple(read), step.operand_shardings, step.result_shardings
 
 
 def merge_scatters(route: Route) -> Route:

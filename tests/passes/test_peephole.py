@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import jax
@@ -13,7 +14,16 @@ from autopar.cluster import Cluster
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder, Route
 from autopar.ir.graph import Graph
-from autopar.ir.listing import Collective, Fence, Listing, ListingStep, LocalOp, Move, MoveStep
+from autopar.ir.listing import (
+    Collective,
+    Fence,
+    Listing,
+    ListingStep,
+    LocalOp,
+    Loop,
+    Move,
+    MoveStep,
+)
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.soundness import ListingChecker
 from autopar.ir.values import Value
@@ -166,3 +176,52 @@ def test_the_update_of_a_filter_shares_no_kernel_with_its_cast() -> None:
     for method, cluster in (("fsdp", "8xh100"), ("dp", "v5e:2x4")):
         _, other = _listing(_convolved, w, x, method, cluster)
         assert not any(isinstance(s, Fence) for s in other.block.instructions)
+
+
+def _twice(w: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
+    """A step of two losses of one model, of two random draws and two looks at the loss."""
+
+    def run(w: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.sin(x) @ w)
+
+    first, grad = jax.value_and_grad(lambda w: jnp.sum(run(w) ** 2))(w)
+    second = jnp.sum(run(w) ** 4)
+    key = jax.random.key(0)
+    noise = [jax.random.normal(key, x.shape) for _ in range(2)]
+    seen = [jax.pure_callback(_looks, jax.ShapeDtypeStruct((), x.dtype), first) for _ in range(2)]
+    return w - 0.1 * grad, (first, second, noise, seen)
+
+
+def _looks(loss: Any) -> Any:
+    return loss
+
+
+def test_what_is_equal_once_it_is_sharded_runs_once() -> None:
+    w, x = jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((64, 64), "float32")
+    graph, listing = _listing(_twice, w, x, "dp")
+    runs = [s for s in listing.block.instructions if isinstance(s, LocalOp)]
+    kinds = Counter(graph.op_at(s.equation).kind for s in runs)
+    written = Counter(op.kind for op in graph.ops)
+    for kind, count in {"sin": 1, "tanh": 1, "dot_general": 2}.items():
+        assert kinds[kind] == count
+    assert written["tanh"] == 2
+    # What is drawn, and what Python is asked, stays apart.
+    assert [(k, kinds[k], written[k]) for k in ("random_bits", "pure_callback")] == [
+        ("random_bits", 2, 2), ("pure_callback", 2, 2)
+    ]  # fmt: skip
+    ListingChecker(MeshShape.of("data=8")).check(graph, listing)
+
+
+def test_equal_work_of_a_loop_runs_once_a_trip() -> None:
+    def step(ws: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def trip(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return jnp.tanh(x) @ w, jnp.sum(jnp.tanh(x))
+
+        return ws, jnp.sum(lax.scan(trip, x, ws)[0])
+
+    ws, x = jax.ShapeDtypeStruct((4, 64, 64), "float32"), jax.ShapeDtypeStruct((64, 64), "float32")
+    graph, listing = _listing(step, ws, x, "dp")
+    (loop,) = (s for s in listing.block.instructions if isinstance(s, Loop))
+    kinds = [graph.op_at(s.equation).kind for s in loop.bodies[0].instructions
+             if isinstance(s, LocalOp)]  # fmt: skip
+    assert kinds.count("tanh") == 1
