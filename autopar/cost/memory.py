@@ -32,6 +32,7 @@ from autopar.cost.liveness import (
     most_bytes,
     piece_spans,
 )
+from autopar.cost.merged_products import with_products_merged
 from autopar.cost.ops import is_fused_into_readers, is_product
 from autopar.cost.order import (
     ahead,
@@ -381,6 +382,7 @@ class _Walk:
         blocks = timed.blocks() if timed is not None and sizes.platform == "gpu" else ()
         self._timed = {id(t.block): t for t in blocks}
         self._pipelined = timed.pipelined if timed is not None else frozenset(PIPELINED_IN_TURN)
+        self._merges = timed is not None and timed.merges
         self._crossed: dict[tuple[str, ...], tuple[Stored, Leaving]] = {}
         # What element-wise work makes, and what goes alike across, where it runs outside its loop.
         self._outside_shapes: dict[str, tuple[int, ...]] = {}
@@ -528,6 +530,8 @@ class _Walk:
     def joined(self, block: Block, stored: Stored) -> Stored:
         """The kernels of which several run as one joined: collectives, and element-wise work."""
         if self._sizes.platform == "gpu":
+            if self._merges:
+                stored = with_products_merged(stored, block, self._sizes)
             stored = self._filled_at_once(block, stored)
             stored = self._along_rows(block, stored)
             found = self._shapes(block, stored)

@@ -1,4 +1,4 @@
-"""Matrix products of one value that XLA for GPUs makes one product of, and the seconds it saves.
+"""Matrix products of one value that XLA for GPUs makes one product of, and what that saves.
 
     q = x @ wq    k = x @ wk    v = x @ wv    =>    qkv = x @ concatenate(wq, wk, wv)
 
@@ -12,28 +12,81 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from autopar.cost.kernels import COPY, Kernel, Stored
 from autopar.cost.ops import is_product
+from autopar.cost.order import in_order
 from autopar.cost.prices import Prices
 from autopar.cost.sizes import Sizes, product_dims
-from autopar.ir.graph import Graph, Op
+from autopar.ir.graph import Op
 from autopar.ir.listing import Block, LocalOp, Loop, names_made, names_read
 
 # XLA merges two products if what one of them reads and makes takes no more (DotMerger).
 _MOST_BYTES = 64 << 20
+# What merging is to save of a step. A product that waits for all that it reads leaves less to run
+# beside collectives, which by XLA's timelines of H100s cost six models 1 to 2.5 % more than told.
+_LEAST_SAVED = 0.02
 # XLA's timeline of H100s has 3.2 ms for what is 0.1 ms by its own table of products in one dtype.
 _TIMES_CAST = 25
 
 
-def seconds_saved_by_merging(block: Block, graph: Graph, prices: Prices, sizes: Sizes) -> float:
+def pays_to_merge(block: Block, prices: Prices, sizes: Sizes, seconds: float) -> bool:
+    """True if XLA had better merge the products of a step that takes so many seconds."""
+    return seconds_saved_by_merging(block, prices, sizes) > _LEAST_SAVED * seconds
+
+
+def seconds_saved_by_merging(block: Block, prices: Prices, sizes: Sizes) -> float:
     """Seconds that XLA saves in a run of a block by merging products; below 0 if it loses some."""
-    saved = sum(group.seconds_saved(prices) for group in _groups(block, graph, sizes))
+    saved = sum(group.seconds_saved(prices) for group in _groups(block, sizes))
     for step in block.instructions:
         if isinstance(step, Loop):
-            bodies = (seconds_saved_by_merging(body, graph, prices, sizes) for body in step.bodies)
+            bodies = (seconds_saved_by_merging(body, prices, sizes) for body in step.bodies)
             saved += step.runs * sum(bodies)
     return saved
+
+
+def with_products_merged(stored: Stored, block: Block, sizes: Sizes) -> Stored:
+    """The kernels of a block, those of products that XLA merges joined, in an order that can run.
+
+    What they read beside the shared operand is copied side by side. Their results are one piece,
+    out of which products, collectives and what the block gives back have theirs cut:
+
+        qkv = x @ (wq | wk | wv)    y = f(qkv)    k = cut(qkv)    s = q @ k
+    """
+    makers = {kernel.makes[0]: k for k, kernel in enumerate(stored.kernels)}
+    kernels, nbytes, piece_of = list(stored.kernels), dict(stored.nbytes), dict[str, str]()
+    added = list[Kernel]()
+    for group in _groups(block, sizes):
+        found = [p for p in group.products if p.name in makers]
+        if len(found) < 2:  # in another kernel, as before gelu
+            continue
+        own = [kernels[makers[p.name]] for p in found]
+        shared = own[0].reads.intersection(*(kernel.reads for kernel in own))
+        name = f"{found[0].name} and {len(found) - 1} more"
+        beside = f"{name} read"
+        nbytes[name] = sum(p.made for p in found)
+        nbytes[beside] = sum(p.read[1 - group.shared] for p in found)
+        others = frozenset[str]().union(*(kernel.reads for kernel in own)) - shared
+        added += [
+            Kernel(COPY, (beside,), others, is_light=True),
+            replace(own[0], makes=(name,), reads=shared | {beside}, scratch_bytes=0),
+        ]
+        for p in found:
+            piece_of[p.name] = name
+            kernels[makers[p.name]] = replace(own[0], makes=())
+    if not piece_of:
+        return stored
+    cut = {
+        name for kernel in kernels if not kernel.is_light for name in piece_of.keys() & kernel.reads
+    }.union(piece_of.keys() & stored.kept)
+    added += [Kernel(COPY, (n,), frozenset((piece_of[n],)), is_light=True) for n in sorted(cut)]
+    for k, kernel in enumerate(kernels):
+        if kernel.is_light and not kernel.reads.isdisjoint(piece_of):
+            reads = frozenset(piece_of.get(name, name) for name in kernel.reads)
+            kernels[k] = replace(kernel, reads=reads)
+    left = [kernel for kernel in (*kernels, *added) if kernel.makes]
+    return in_order(replace(stored, kernels=tuple(left), nbytes=nbytes))
 
 
 @dataclass(frozen=True)
@@ -45,6 +98,7 @@ class _Product:
     """
 
     op: Op
+    name: str
     is_cast: bool
     dims: tuple[int, int, int, int]
     number: int
@@ -84,10 +138,10 @@ class _Group:
 _Key = tuple[str | None, str, tuple[tuple[bool, bool], ...]]
 
 
-def _groups(block: Block, graph: Graph, sizes: Sizes) -> Iterator[_Group]:
+def _groups(block: Block, sizes: Sizes) -> Iterator[_Group]:
     """The products of a block that XLA merges, each with the first that reads the same."""
     alike: dict[tuple[int, _Key], list[_Product]] = {}
-    for product, shared, key in _readings(block, graph, sizes):
+    for product, shared, key in _readings(block, sizes):
         alike.setdefault((shared, key), []).append(product)
     merged = set[int]()
     for (shared, _), products in alike.items():
@@ -108,7 +162,7 @@ def _groups(block: Block, graph: Graph, sizes: Sizes) -> Iterator[_Group]:
                 yield _Group(shared, group)
 
 
-def _readings(block: Block, graph: Graph, sizes: Sizes) -> Iterator[tuple[_Product, int, _Key]]:
+def _readings(block: Block, sizes: Sizes) -> Iterator[tuple[_Product, int, _Key]]:
     """Each product of a block with each of its operands, and a key that mergeable ones share."""
     cast_alone = _cast_alone(block, sizes)
     behind: dict[str | None, int] = {}  # the products that a piece is computed from, as bits
@@ -124,17 +178,14 @@ def _readings(block: Block, graph: Graph, sizes: Sizes) -> Iterator[tuple[_Produ
                 original[step.results[0]] = f"{original.get(name, name)} as {op.results[0].dtype}"
             dims = product_dims(op, step, sizes) if is_product(op) else None
             if dims is not None:
-                left, right = (
-                    sizes.of(graph.nested_values[name], sharding)
-                    for name, sharding in zip(
-                        op.value_operands, step.operand_shardings, strict=True
-                    )
-                )
+                left, right = (sizes.operand(step, op, k) for k in (0, 1))
                 made = sizes.of(op.results[0], step.result_shardings[0])
                 is_cast = step.results[0] in cast_alone
-                product = _Product(op, is_cast, dims, count, bits, (left, right), made)
-                for o, name in enumerate(step.operands):
-                    key = original.get(name, name), op.results[0].dtype, tuple(_roles(op, o))
+                product = _Product(
+                    op, step.results[0], is_cast, dims, count, bits, (left, right), made
+                )
+                for o, operand in enumerate(step.operands):
+                    key = original.get(operand, operand), op.results[0].dtype, tuple(_roles(op, o))
                     yield product, o, key
                 bits |= 1 << count
                 count += 1

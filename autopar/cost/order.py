@@ -178,8 +178,14 @@ def as_one(stored: Stored, groups: Iterable[Sequence[int]]) -> Stored:
     left = [kernel for kernel in kernels if kernel.makes]
     if len(left) == len(kernels):
         return stored
-    order = _visited(needed(left), range(len(left)))
-    return replace(stored, kernels=tuple(left[k] for k in order))
+    return in_order(replace(stored, kernels=tuple(left)))
+
+
+def in_order(stored: Stored) -> Stored:
+    """The same kernels, each after all that it needs."""
+    kernels = stored.kernels
+    order = _visited(needed(kernels), range(len(kernels)))
+    return replace(stored, kernels=tuple(kernels[k] for k in order))
 
 
 def _may_join(kernel: Kernel, fused: _Fused, latest: Mapping[str, int]) -> bool:

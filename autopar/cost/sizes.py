@@ -56,6 +56,13 @@ class Sizes:
         lying = zip(self._graph.inputs, program.input_shardings, strict=True)
         return {i.value.name: self.of(i.value, s) for i, s in lying}
 
+    def operand(self, run: LocalOp, op: Op, k: int) -> int:
+        """Bytes of one device's piece of an op's operand; 0 for a literal."""
+        operand = op.operands[k]
+        if isinstance(operand, Literal):
+            return 0
+        return self.of(self._graph.nested_values[operand], run.operand_shardings[k])
+
     def dtype(self, operand: Operand) -> str:
         """The dtype of an op's operand."""
         if isinstance(operand, Literal):

@@ -25,8 +25,9 @@ class StageCost:
     do only where W is a task of its own. `working_bytes` are the most that a part of the loop holds
     beside all that; `once_bytes` are the most that the update does, when nothing is in flight.
     `traffic` says how often a step runs the part that it is of. A step that is one program runs
-    once, what is `held` at most tells when and what that is, and `pipelined` are the kinds of
-    collectives that its compiler is asked to run beside other trips of their loops.
+    once, what is `held` at most tells when and what that is, `pipelined` are the kinds of
+    collectives that its compiler is asked to run beside other trips of their loops, and it `merges`
+    products of one value or does not.
     """
 
     forward: Seconds = _NONE
@@ -42,6 +43,7 @@ class StageCost:
     traffic: tuple[tuple[Traffic, int], ...] = ()
     held: Held | None = None
     pipelined: frozenset[str] = frozenset(PIPELINED)
+    merges: bool = False
 
     @classmethod
     def of_whole_step(cls, listing: Listing, held: Held, timed: Timed) -> StageCost:
@@ -53,6 +55,7 @@ class StageCost:
             traffic=tuple((t, 1) for t in traffic_of(listing, moved_seconds(timed))),
             held=held,
             pipelined=timed.pipelined,
+            merges=timed.merges,
         )
 
     @classmethod

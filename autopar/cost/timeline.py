@@ -18,6 +18,7 @@ from itertools import accumulate, chain, combinations, groupby
 from autopar.cluster.catalog import entry_named
 from autopar.cost.few_blocks import BlockCounts, FewBlocks
 from autopar.cost.kernels import ADDING, COPY, FILL, Kernel, Stored, moves_by_piece, stored_kernels
+from autopar.cost.merged_products import pays_to_merge
 from autopar.cost.ops import LONGEST_ROW, is_fused_into_readers, is_product, is_reduction
 from autopar.cost.order import (
     RowWork,
@@ -40,7 +41,7 @@ from autopar.cost.trips import (
 )
 from autopar.errors import GraphError
 from autopar.ir.batching import Accumulator
-from autopar.ir.compiler_options import PIPELINED
+from autopar.ir.compiler_options import MERGED_PRODUCTS, PIPELINED
 from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.listing import (
@@ -298,10 +299,23 @@ def timed_listing(
     Element-wise work is fused as `stored_kernels` has it, and pays for what it loads and stores;
     neighboring collectives run as one, as `combined` has it; loops wait for what is before them.
     `sizes` are those of the graph on the mesh, where another reads the listing too. What the
-    compiler is asked to pipeline is chosen, unless the listing is a part's, beside others': it
-    comes with the `sums` that it adds to.
+    compiler is asked to pipeline is chosen, and if it merges products, unless the listing is a
+    part's, beside others': it comes with the `sums` that it adds to.
     """
     sizes = sizes or Sizes(graph, prices.mesh, prices.platform)
+    best = _best_pipelined(graph, program, prices, sizes, sums)
+    if sums is not None or prices.platform != "gpu":
+        return best
+    asked = dict(prices.options).get(MERGED_PRODUCTS)
+    if asked is None:
+        asked = pays_to_merge(program.block, prices, sizes, best.seconds.total)
+    return replace(best, merges=bool(asked))
+
+
+def _best_pipelined(
+    graph: Graph, program: Listing, prices: Prices, sizes: Sizes, sums: Sequence[Accumulator] | None
+) -> Timed:
+    """The run with those kinds of collectives pipelined of which most seconds are hidden."""
     given = sizes.inputs(program)
     pipelined, asked = prices.pipelined, dict(prices.options)
     timer = _Timer(sizes, prices, pipelined, added_sums(graph, program, sizes, sums or ()))
@@ -336,7 +350,8 @@ class Trips:
 class Timed:
     """A block in time: its kernels on two streams, and by kernel the bodies of its loops.
 
-    `pipelined` are the kinds of collectives that XLA is asked to run beside another trip.
+    `pipelined` are the kinds of collectives that XLA is asked to run beside another trip; the
+    compiler `merges` products of one value, or is asked not to.
     """
 
     block: Block
@@ -346,6 +361,7 @@ class Timed:
     known: Known
     fills: Mapping[int, Seconds] = field(default_factory=dict[int, Seconds])  # of loops' stacks
     pipelined: frozenset[str] = frozenset()
+    merges: bool = False
 
     @property
     def seconds(self) -> Seconds:

@@ -91,10 +91,10 @@ def make_plan(
         notes=batching.notes,
         compiler_options=choose_options(
             programs.program.parts,
-            [context.tables.prices for context in programs.placed.contexts],
-            programs.timing.seconds,
+            programs.placed.cluster.chip.platform,
             request.compiler_options,
             frozenset[str]().union(*(costs.pipelined for costs in programs.costs)),
+            all(costs.merges for costs in programs.costs),
         ),
         record=Record.of(batching, request.rules.extra),
     )

@@ -12,7 +12,8 @@ import pytest
 import autopar
 from autopar.cluster import Cluster
 from autopar.cluster.target import Target
-from autopar.cost.merged_products import seconds_saved_by_merging
+from autopar.cost.kernels import COPY, stored_kernels
+from autopar.cost.merged_products import seconds_saved_by_merging, with_products_merged
 from autopar.cost.prices import Prices, elementwise_seconds, product_seconds
 from autopar.cost.sizes import Sizes
 from autopar.ir.compiler_options import MERGED_PRODUCTS, merged_options
@@ -35,7 +36,7 @@ def saved(found: Planned) -> float:
     mesh = found.plan.mesh
     sizes = Sizes(program.part.graph, mesh, "gpu")
     prices = Prices(H100, mesh)
-    return seconds_saved_by_merging(program.listing.block, program.part.graph, prices, sizes)
+    return seconds_saved_by_merging(program.listing.block, prices, sizes)
 
 
 def arrays(*shapes: tuple[int, ...], dtype: Any = jnp.bfloat16) -> list[jax.ShapeDtypeStruct]:
@@ -171,3 +172,68 @@ def test_xla_has_it_so(width: int, rows: int, pays: bool) -> None:
     assert apart is not None
     assert merged is not None
     assert (merged < apart) is pays
+
+
+HELD = {"merged": (64, 5), "apart": (0, 3)}
+
+
+def gated(threshold: int) -> Planned:
+    """A step that reads one of three products at last, which are merged below a threshold."""
+
+    def step(ws: Any, x: Any) -> Any:
+        one, other, third = (x @ w for w in ws)
+        h = jnp.tanh(one)
+        for _ in range(2):
+            h = jnp.tanh(h @ ws[0])
+        return ws, jnp.mean((h * other * jnp.tanh(third)).astype(jnp.float32))
+
+    return planned(
+        step, arrays(*[(512, 512)] * 3), *arrays((16384, 512)),
+        compiler_options={MERGED_PRODUCTS: threshold},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("threshold", "count"), HELD.values(), ids=HELD)
+def test_merged_products_are_held_until_the_last_of_them_is_read(
+    threshold: int, count: int
+) -> None:
+    """All three beside what two more products read and make, and not the two that wait alone."""
+    prediction = gated(threshold).plan.prediction
+    held = prediction.peak_bytes - prediction.argument_bytes
+    assert held == pytest.approx(count * 2 * 16384 * 512, rel=0.01)
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize(("threshold", "count"), HELD.values(), ids=HELD)
+def test_xla_holds_them_as_long(threshold: int, count: int) -> None:
+    (program,) = programs_of(gated(threshold), H100, Target.of(H100))
+    export: Any = program.export
+    scratch = 4 << 20  # which BLAS may work in
+    held = compile_ahead(export()).peak_bytes - program.argument_bytes - scratch
+    assert held == pytest.approx(count * 2 * 16384 * 512, rel=0.01)
+
+
+def test_what_products_read_of_merged_ones_is_cut_out() -> None:
+    """Of what is computed item by item nothing is."""
+
+    def step(ws: Any, x: Any) -> Any:
+        one, other = (x @ w for w in ws)
+        return ws, (one @ other.T, jnp.tanh(other))
+
+    found = planned(step, arrays((512, 512), (512, 512)), *arrays((1024, 512)))
+    (program,) = found.program.parts
+    sizes = Sizes(program.part.graph, found.plan.mesh, "gpu")
+    block, given = program.listing.block, sizes.inputs(program.listing)
+    stored = stored_kernels(block, sizes, given, lambda *_: 0)
+    merged = with_products_merged(stored, block, sizes)
+    weights = [i.value.name for i in program.part.graph.inputs[:2]]
+    one, other = (k.makes[0] for w in weights for k in stored.kernels if w in k.reads)
+    makers = {name: k for k in merged.kernels for name in k.makes}
+    both = f"{one} and 1 more"
+    assert merged.nbytes[both] == stored.nbytes[one] + stored.nbytes[other]
+    assert merged.nbytes[f"{both} read"] == 2 * 2 * 512 * 512
+    assert (makers[one].at, makers[one].reads) == (COPY, frozenset((both,)))
+    # What turns the other one over, and tanh, read their part themselves.
+    light = [k for k in merged.kernels if both in k.reads and k.at >= 0]
+    assert other not in makers
+    assert len(light) == 2
