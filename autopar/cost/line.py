@@ -40,9 +40,11 @@ from autopar.ir.listing import (
     names_made,
     names_read,
 )
-from autopar.ir.values import Literal
+from autopar.ir.values import Literal, item_bytes
 
 # BLAS multiplies matrices of 2-byte numbers in tensor cores, by so many rows and columns at once.
+# What one block's registers hold, of which XLA gives a tile two fifths.
+_MOST_IN_TILE = 65_536 * 2 // 5
 _HALVES, _AT_ONCE = frozenset({"bf16", "f16"}), 8
 
 
@@ -196,6 +198,8 @@ def _read(block: Block, sizes: Sizes) -> Line:
         if made.turned not in line.grouped:
             line.grouped[copy] = replace(made, turned=None)
     _scatter_into_sums(line)
+    if sizes.platform == "gpu":
+        _read_from_triton(line, block, sizes)
     if sizes.platform == "gpu":
         _read_filled(line, block, sizes)
     line.apart, line.before, line.orders = layouts.apart, layouts.before, layouts.orders
@@ -475,6 +479,73 @@ def _scatter_into_sums(line: Line) -> None:
             line.fused[i], line.fused[sums] = True, False
             line.loaded.difference_update(line.makes[zeros])
             line.loaded.update(r for r in line.reads[sums] if r not in line.makes[i])
+
+
+def _read_from_triton(line: Line, block: Block, sizes: Sizes) -> None:
+    """Notes what sums over other dims load of that which Triton computes of rows with their sums.
+
+    Where one reads x and the sum, or the largest, of each row of x, which nothing else reads, XLA
+    for GPUs has Triton run both (SoftmaxRewriterTriton), and all that is computed of them. It can
+    not sum over other dims, unless all that is summed up fits in one tile.
+
+        y = x - mean(x)    dw = sum(dy * y, dims=[0])    stores dy * y
+    """
+    found = set[str]()
+    for i, (step, op) in enumerate(zip(block.instructions, line.ops, strict=True)):
+        if not isinstance(step, LocalOp) or op is None:
+            continue
+        if line.fused[i]:
+            computed = found.intersection(line.reads[i]) - line.loaded
+            if computed or _closes_diamond(line, sizes, block, i):
+                found.update(line.makes[i])
+        elif is_reduction(op) and (dims := summed_dims(op)):
+            shape = sizes.shard(step, op)
+            row = len(shape) - 1
+            tile = math.prod(1 << (shape[d] - 1).bit_length() for d in {*dims, row})
+            if dims != (row,) and tile > _MOST_IN_TILE:
+                read = found.intersection(line.reads[i])
+                line.loaded.update(_before_widening(line, sizes, name) for name in read)
+
+
+def _before_widening(line: Line, sizes: Sizes, name: str) -> str:
+    """The value of which another is a cast to a wider dtype, or the value itself."""
+    at = line.maker[name]
+    op = line.ops[at]
+    if op is None or op.kind != "convert_element_type":
+        return name
+    before, after = sizes.dtype(op.operands[0]), op.results[0].dtype
+    return line.reads[at][0] if item_bytes(before) < item_bytes(after) else name
+
+
+def _closes_diamond(line: Line, sizes: Sizes, block: Block, i: int) -> bool:
+    """True if an instruction reads a value and the sum of each of that value's rows."""
+    reads = line.reads[i]
+    if len(reads) != 2:
+        return False
+    # 1. From the second operand back to the sum, each step read but once.
+    steps = [*_behind_one(line, reads[1])]
+    at = line.maker.get(steps[-1])
+    step = block.instructions[at] if at is not None else None
+    op = line.ops[at] if at is not None else None
+    if at is None or op is None or not isinstance(step, LocalOp) or len(steps) < 2:
+        return False
+    if any(len(line.readers[name]) != 1 for name in steps):
+        return False
+    shape = sizes.shard(step, op)
+    if summed_dims(op) != (len(shape) - 1,) or shape[-1] > LONGEST_ROW:
+        return False
+    # 2. From the sum and from the first operand back to the same value.
+    return not {*_behind_one(line, line.reads[at][0])}.isdisjoint(_behind_one(line, reads[0]))
+
+
+def _behind_one(line: Line, name: str) -> Iterator[str]:
+    """A value, and those that it is computed of by steps that read but one."""
+    while True:
+        yield name
+        at = line.maker.get(name)
+        if at is None or not line.fused[at] or len({*line.reads[at]}) != 1:
+            return
+        name = line.reads[at][0]
 
 
 def _read_filled(line: Line, block: Block, sizes: Sizes) -> None:
