@@ -25,6 +25,7 @@ from autopar.cost.ops import (
     made_share,
     padded_share,
     padding,
+    slides_image,
     summed_dims,
 )
 from autopar.cost.sizes import Sizes, product_dims
@@ -308,13 +309,16 @@ def _read_from_memory(
     if op.kind == "conv_general_dilated":
         apart = _laid_out_filter(line, i, op, run)
         image, share = run.operands[0], padded_share(op)
-        if sizes.platform == "gpu" and is_run_backward(op):
+        if sizes.platform == "gpu" and is_run_backward(op, _is_turned_round(line, run.operands[1])):
             line.padded[run.results[0]] = made_share(op)
         elif sizes.platform == "gpu" and image is not None and share > 1:
             copy = f"{image} padded by {padding(op)}"
             line.copied[i] = {**line.copied.get(i, {}), image: copy}
             line.padded[copy] = share
             apart.add(image)
+        elif sizes.platform == "gpu" and slides_image(op):  # both with their features outermost
+            line.copied[i] = {name: f"{name} as features" for name in line.reads[i]}
+            apart.update(line.reads[i])
         return set(line.reads[i]) - apart
     if op.kind == "ragged_dot_general" and sizes.platform == "gpu":
         line.copied[i] = dict(_by_groups(line, sizes, run, op))
@@ -462,6 +466,17 @@ def _laid_out_filter(line: Line, i: int, op: Op, run: LocalOp) -> set[str]:
         original = line.reads[at][0]
     line.copied[at] = {original: f"{original} as filters"}
     return {filters}
+
+
+def _is_turned_round(line: Line, filters: str | None) -> bool:
+    """True for a filter that is read from its last tap to its first, in whatever order of dims."""
+    at = line.maker.get(filters) if filters is not None else None
+    op = line.ops[at] if at is not None else None
+    if at is None or op is None:
+        return False
+    return op.kind == "rev" or (
+        op.kind == "transpose" and _is_turned_round(line, line.reads[at][0])
+    )
 
 
 def _scatter_into_sums(line: Line) -> None:

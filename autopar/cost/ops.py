@@ -137,26 +137,42 @@ def features(op: Op) -> int:
 def padded_share(op: Op) -> float:
     """The size of the image that a convolution reads, padded, over that of the one it is given.
 
-    It is 1 if the kernel pads it itself: as much on either side.
+    It is 1 if the kernel pads it itself: as much on either side, and nothing in between.
     """
     padding = pairs(op.param("padding"))
-    image = operand_shape(op, 0)
-    if not image or all(low == high for low, high in padding):
+    image, dilation = operand_shape(op, 0), op.ints("lhs_dilation")
+    is_even = max(dilation) == 1 and all(low == high for low, high in padding)
+    if not image or is_even or slides_image(op):
         return 1.0
     at = ints(fields(op.param("dimension_numbers"))["lhs_spec"])[2:]
     share = 1.0
-    for d, (low, high), apart in zip(at, padding, op.ints("lhs_dilation"), strict=True):
+    for d, (low, high), apart in zip(at, padding, dilation, strict=True):
         share *= ((image[d] - 1) * apart + 1 + low + high) / image[d]
     return share
 
 
-def is_run_backward(op: Op) -> bool:
+def slides_image(op: Op) -> bool:
+    """True if XLA for GPUs slides a convolution's image over the other operand, the larger one.
+
+    Taps may lie apart, as the image's places do in the gradient of a transposed convolution's
+    filter (ConvOperandSwapper). In three dims it leaves them.
+    """
+    dilation = op.ints("lhs_dilation")
+    return max(dilation) > 1 and len(dilation) < 3 and not has_filter(op)
+
+
+def is_run_backward(op: Op, turned: bool) -> bool:
     """True for the gradient of the input of a convolution with strides, which cuDNN has a call for.
 
-    Where features come in groups XLA for GPUs writes it as a convolution, of inputs that lie apart.
+    It reads the filter `turned` round, unless that has one tap. A convolution that does not, as a
+    transposed one that is written so, or whose features come in groups, XLA for GPUs writes as one
+    of inputs that lie apart.
     """
     is_apart = any(apart > 1 for apart in op.ints("lhs_dilation"))
-    return is_apart and op.whole("feature_group_count") == 1 and has_filter(op)
+    if not is_apart or op.whole("feature_group_count") != 1 or not has_filter(op):
+        return False
+    taps = ints(fields(op.param("dimension_numbers"))["rhs_spec"])[2:]
+    return turned or all(operand_shape(op, 1)[d] == 1 for d in taps)
 
 
 def made_share(op: Op) -> float:

@@ -9,9 +9,15 @@ import jax.numpy as jnp
 import pytest
 
 import autopar
+from autopar.cluster import Cluster
 from autopar.cluster.chip import Platform
+from autopar.cluster.target import Target
 from autopar.cost.kernels import Kernel, Stored, stored_kernels
 from autopar.cost.sizes import Sizes
+from autopar.planner.planned import Planned
+from autopar.runtime.aot.launch import compile_ahead
+from autopar.verifying.programs import programs_of
+from tests.runtime.aot_programs import needs_gpu_compiler
 
 FILTER = (3, 3, 64, 64)
 
@@ -108,6 +114,55 @@ def test_with_groups_of_features_inputs_are_written_out_apart() -> None:
     copied, made = padded_gradient(64)
     assert copied == [4 * 10 * 10 * 64 * 2]
     assert made == [4 * 8 * 8 * 64 * 2]
+
+
+def transposed(turned: bool) -> Planned:
+    """A step of two transposed convolutions, whose filters are turned round or are not."""
+
+    def loss(ws: Any, h: Any) -> jax.Array:
+        for w in ws:
+            made = jax.lax.conv_transpose(h, w, (2, 2), "VALID", transpose_kernel=turned)
+            h = jnp.maximum(made, 0)
+        return jnp.mean(h.astype(jnp.float32) ** 2)
+
+    def step(ws: Any, x: Any) -> Any:
+        return jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws, x)), ()
+
+    taps = jax.ShapeDtypeStruct((2, 2, 64, 64), jnp.bfloat16)
+    image = jax.ShapeDtypeStruct((64, 32, 32, 64), jnp.bfloat16)
+    return autopar.parallelize(step, cluster="1xh100", cache=False).planned([taps] * 2, image)
+
+
+# The images of either, as they are padded.
+TRANSPOSED = {False: [2 * 64 - 1 + 2, 2 * 32 - 1 + 2], True: []}
+
+
+@pytest.mark.parametrize(("turned", "sides"), TRANSPOSED.items())
+def test_a_transposed_convolution_reads_inputs_that_are_written_out_apart(
+    turned: bool, sides: list[int]
+) -> None:
+    """Unless it turns its filter round, as the gradient does that cuDNN has a call for.
+
+    The gradients of the filters read all with the features outermost.
+    """
+    planned = transposed(turned)
+    (part,) = planned.program.parts
+    sizes = Sizes(planned.graph, planned.plan.mesh)
+    block, given = part.listing.block, sizes.inputs(part.listing)
+    found = stored_kernels(block, sizes, given, lambda *_: 0)
+    padded = sorted(found.nbytes[n] for n in found.nbytes if "padded by" in n)
+    assert padded == sorted(64 * side * side * 64 * 2 for side in sides)
+    turned_over = sorted(found.nbytes[n] for n in found.nbytes if "as features" in n)
+    assert turned_over == [64 * side * side * 64 * 2 for side in (32, 64, 64, 128)]
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize("turned", TRANSPOSED)
+def test_so_it_does_by_xla(turned: bool) -> None:
+    cluster = Cluster.parse("1xh100")
+    (program,) = programs_of(transposed(turned), cluster, Target.of(cluster))
+    export: Any = program.export
+    assert program.peak_bytes == pytest.approx(compile_ahead(export()).peak_bytes, rel=0.01)
 
 
 @pytest.mark.parametrize(("taps", "turned"), [((3, 3, 64, 33), 1), ((3, 3, 33, 64), 0)])
