@@ -59,6 +59,7 @@ _PLACE_BYTES = 4  # of one of an iota's places, whatever it is cast to
 LARGE_ON_TPU_BYTES = 2**30
 
 
+NUMBER_BYTES = 8  # of one number, which is not shared: each kernel has it at hand
 COPY, OUTSIDE, ADDING, FILL = -1, -2, -3, -4  # in place of an instruction's index
 
 
@@ -665,10 +666,15 @@ class _Writer:
             work += nbytes / max(1, item_bytes(op.results[0].dtype)) * work_bytes(op)
         picked = self._picked_inside(i, step, nbytes)
         if readers > 1 and not self._is_only_picked_from(i):
-            again = work
+            once, again = work, readers * work
+            is_cheap = self._is_cheap(i, nbytes)
+            beside = self._loaded_beside(i) if is_cheap else dict[str, int]()
             for piece in _pieces(sources):
-                again += picked.get(piece, self._nbytes.get(piece, 0))
-            if readers * again > again + nbytes * (1 + readers):
+                loaded = picked.get(piece, self._nbytes.get(piece, 0))
+                others = self._line.roots[i] & ~beside.get(piece, 0)
+                once += loaded
+                again += loaded * min(readers, others.bit_count())
+            if again > once + nbytes * (1 + readers):
                 return False
         dear = self._computed_inside(i, nbytes)
         for name in self._line.makes[i]:
@@ -713,6 +719,52 @@ class _Writer:
                 if op is None or primitive(op.kind).picks != 0 or line.reads[j][0] != name:
                     return False
         return True
+
+    def _is_cheap(self, i: int, nbytes: int) -> bool:
+        """True if a GPU computes an instruction's result while it loads what that is made of.
+
+        It is not spread over more items, for each of which it would be computed again.
+        """
+        line, op = self._line, self._line.ops[i]
+        if self._sizes.platform != "gpu" or op is None:
+            return False
+        if sum(self._computed_inside(i, nbytes).values()) >= nbytes:
+            return False
+        items = op.results[0].item_count
+        readers = (line.ops[j] for name in line.makes[i] for j in line.readers.get(name, ()))
+        return all(r is None or not r.results or r.results[0].item_count <= items for r in readers)
+
+    def _loaded_beside(self, i: int) -> Mapping[str, int]:
+        """By piece that an instruction is computed of, the kernels that load it anyway, as bits.
+
+        y = f(x, mean)    dx = g(dy, x, mean, y > 0)    y > 0 costs dx no loading of x
+        """
+        # 1. Back to the pieces, over all that is computed on the way.
+        line, front, way, pieces = self._line, [*self._line.reads[i]], {i}, set[str]()
+        while front:
+            name = front.pop()
+            at = line.maker.get(name)
+            if name in self._nbytes or at is None or not line.fused[at]:
+                pieces.add(name)
+            elif at not in way:
+                way.add(at)
+                front += line.reads[at]
+        # 2. From each piece that counts to the kernels that read it, but not by this instruction.
+        found = dict[str, int]()
+        for name in pieces:
+            behind = _pieces(self._behind.get(name, _NONE))
+            if all(self._nbytes.get(piece, 0) <= NUMBER_BYTES for piece in behind):
+                continue
+            bits, front, seen = 0, [name], {i}
+            while front:
+                for j in line.readers.get(front.pop(), ()):
+                    if j in way and j not in seen:
+                        front += line.makes[j]
+                    elif j not in seen and line.alive[j]:
+                        bits |= line.roots[j] or 1 << j
+                    seen.add(j)
+            found.update((piece, found.get(piece, 0) | bits) for piece in behind)
+        return found
 
     def _picked_share(self, i: int, step: LocalOp | Move | Loop) -> float:
         """Of the items of an instruction's first operand, the share that comes out."""

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autopar.cost.kernels import Kernel, Stored
+from autopar.cost.kernels import NUMBER_BYTES, Kernel, Stored
 
 # Neighboring collectives of a kind, axes and dtype are combined up to so many bytes.
 COMBINED_BYTES = 30 * 2**20
@@ -14,7 +14,6 @@ COMBINED_BYTES = 30 * 2**20
 # How many collectives before its reader a gather starts; wide models on H100s, whose wires are busy
 # throughout, show three.
 _AHEAD = 3
-NUMBER_BYTES = 8  # of one number, which is not shared: each kernel has it at hand
 _MUCH = 16  # times more that a light kernel reads than it makes
 
 

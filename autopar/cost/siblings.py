@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.cost.kernels import COPY, LARGE_ON_TPU_BYTES, Kernel, Stored
+from autopar.cost.kernels import COPY, LARGE_ON_TPU_BYTES, NUMBER_BYTES, Kernel, Stored
 from autopar.cost.line import read_line
 from autopar.cost.ops import summed_dims
-from autopar.cost.order import NUMBER_BYTES, as_one
+from autopar.cost.order import as_one
 from autopar.cost.sizes import Sizes
 from autopar.ir.listing import Block, LocalOp
 from autopar.ir.values import item_bytes
