@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.cost.layouts import wasted_bytes
@@ -52,7 +52,6 @@ _IN_GELU = frozenset(
 )
 _LARGER = 16
 _TURNING = frozenset({"reshape", "transpose"})
-_MASK = "mask"
 _PLACE_BYTES = 4  # of one of an iota's places, whatever it is cast to
 # Of DeepSeek's scores on v5p those of 512 MiB in f32 are computed once more, and four of their sums
 # run as one; those of 8 GiB are not.
@@ -240,9 +239,6 @@ class _Writer:
         self._computed: dict[str, tuple[_Behind, int]] = {}
         self._kernels: list[Kernel] = []
         self._written_at: dict[str, int] = {}  # of what element-wise work stores, its kernel
-        # Of what no input leads to, a name that all that are computed alike have.
-        self._of_nothing: dict[str, str] = {}
-        self._equals: dict[Hashable, int] = {}
         self._makers: dict[str, Kernel] = {}  # of the first so many kernels, by what they make
         self._found_makers = 0
 
@@ -346,27 +342,16 @@ class _Writer:
         op = self._line.ops[i]
         if not self._line.into_products or op is None or not isinstance(step, LocalOp):
             return False
-        given = list[str]()
-        for name, operand in zip(step.operands, op.operands, strict=True):
-            known = str(operand) if name is None else self._of_nothing.get(name)
-            if known is None or not self._line.fused[i]:
-                return False
-            given.append(known)
-        is_mask = any(known.startswith(_MASK) for known in given)
-        if is_mask and op.kind == "broadcast_in_dim":
-            (mask,) = given
-            if mask not in self._nbytes:
-                items = math.prod(self._sizes.shard(step, op))
-                self._nbytes[mask] = items * item_bytes(op.results[0].dtype)
-                self._kernels.append(Kernel(i, (mask,), _NONE, is_light=True))
-            self._behind[step.results[0]] = frozenset((mask,))
-            return True
-        lies = op.results[0].shape, step.result_shardings[0]
-        kind = _MASK if is_mask or op.kind == "iota" else "number"
-        made = (op.kind, op.params, *lies, *given)
-        number = self._equals.setdefault(made, len(self._equals))
-        self._of_nothing[step.results[0]] = f"{kind} {number}"
-        return False
+        number = self._line.counted.get(step.operands[0] or "") if step.operands else None
+        if number is None or op.kind != "broadcast_in_dim":
+            return False
+        mask = f"mask {number}"
+        if mask not in self._nbytes:
+            items = math.prod(self._sizes.shard(step, op))
+            self._nbytes[mask] = items * item_bytes(op.results[0].dtype)
+            self._kernels.append(Kernel(i, (mask,), _NONE, is_light=True))
+        self._behind[step.results[0]] = frozenset((mask,))
+        return True
 
     def _turns_anew(self, i: int, sources: _Behind, nbytes: int) -> bool:
         """Writes a value in another order where XLA for TPUs computes it once more for that.

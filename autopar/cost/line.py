@@ -131,6 +131,12 @@ class Line:
     # A copy of rows, one for each group of a ragged product.
     grouped: dict[str, ByGroups] = field(default_factory=dict[str, ByGroups])
 
+    # -- what no input leads to ------------------------------------------------------------
+    # Places that are counted, what is computed of them and of numbers, as a mask is, and such
+    # numbers -> a number that all have that are computed alike, in other blocks too.
+    counted: dict[str, int] = field(default_factory=dict[str, int])
+    constant: dict[str, int] = field(default_factory=dict[str, int])
+
     # -- buffers that are full of one number -----------------------------------------------
     # What reads a number that a scatter finds everywhere loads it -> the names of what is loaded.
     filled: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
@@ -172,6 +178,7 @@ def _read(block: Block, sizes: Sizes) -> Line:
                 layouts.orders.renamed(step.operands[0], step.results[0])
             line.fused.append(is_fused_into_readers(op))
             _along_rows(line, sizes, i, step, op)
+            _made_of_nothing(line, sizes, i, step, op)
             line.loaded.update(_read_from_memory(line, layouts, sizes, i, step, op))
         else:
             line.fused.append(isinstance(step, Move) and _is_local(step))
@@ -351,6 +358,30 @@ def _along_rows(line: Line, sizes: Sizes, i: int, run: LocalOp, op: Op) -> None:
     summed, shape = summed_dims(op), sizes.shard(run, op)
     if summed and summed == (len(shape) - 1,) and shape[-1] <= LONGEST_ROW and items > 1:
         line.one_a_row[made] = items
+
+
+def _made_of_nothing(line: Line, sizes: Sizes, i: int, run: LocalOp, op: Op) -> None:
+    """Notes what is computed of places and of numbers alone.
+
+    What spreads a mask over more dims on a TPU is none of it: its compiler stores the mask.
+    """
+    if not line.fused[i]:
+        return
+    given: list[object] = []
+    for name, operand in zip(run.operands, op.operands, strict=True):
+        known = line.counted.get(name, line.constant.get(name)) if name is not None else None
+        if name is None and isinstance(operand, Literal) and operand.text != "opaque":
+            given.append(operand)
+        elif known is not None:
+            given.append(known)
+        else:
+            return
+    is_mask = not line.counted.keys().isdisjoint(line.reads[i])
+    if is_mask and line.into_products and op.kind == "broadcast_in_dim":
+        return
+    made = (op.kind, op.params, op.results[0].shape, run.result_shardings[0], *given)
+    kept = line.counted if is_mask or op.kind == "iota" else line.constant
+    kept[run.results[0]] = sizes.number_of(made)
 
 
 def _read_in_parts(line: Line, i: int, run: LocalOp, op: Op) -> None:

@@ -629,11 +629,39 @@ class _Walk:
             # Copies by groups, which have no dims, run as one outside too; sums and turns do not.
             grouped = ((n, across[o]) for n, o in named if o in across and not across[o].dims)
             self._outside_across.update(grouped)
-            kernels += unrolled.kernels
+            masks = self._masks(block, stored, step.bodies[0], body)
+            for made in unrolled.kernels:
+                read = masks.get(unrolled.named.get(made.makes[0], ""), _NONE)
+                kernels.append(replace(made, reads=made.reads | read) if read else made)
             nbytes.update(unrolled.nbytes)
             operands.update(unrolled.operands)
             self.elsewhere.update(unrolled.times)
         return replace(stored, kernels=tuple(kernels), nbytes=nbytes, operands=operands)
+
+    def _masks(
+        self, block: Block, stored: Stored, inner: Block, body: Stored
+    ) -> Mapping[str, Pieces]:
+        """By piece of a loop's body, the masks that a trip reads which runs outside of the loop.
+
+        A mask is made of nothing, and stored where a loop is given it. To XLA it is the one that a
+        trip computes for itself, once that runs in the same block: but not if a device has one
+        place of a dim, which XLA leaves out of what no loop is given.
+        """
+        line, outside = read_line(inner, self._sizes), read_line(block, self._sizes)
+        stored_as: dict[int, str] = {}
+        for kernel in stored.kernels:
+            step, name = kernel.instruction(block), kernel.makes[0]
+            if isinstance(step, LocalOp) and name in outside.counted:
+                if 1 not in self._sizes.made(step, self._sizes.op(step.equation)):
+                    stored_as[outside.counted[name]] = name
+        read: dict[str, Pieces] = {}
+        for name, number in line.counted.items():
+            mask, roots = stored_as.get(number), line.roots[line.maker[name]]
+            for kernel in body.kernels if mask is not None else ():
+                if kernel.at >= 0 and roots >> kernel.at & 1:
+                    made = kernel.makes[0]
+                    read[made] = read.get(made, _NONE) | {str(mask)}
+        return read
 
     def _with_stacks(self, block: Block, stored: Stored) -> Stored:
         """The kernels, and those that fill the stacks of scans with zeros, which scans write into.

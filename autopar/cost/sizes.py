@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 from autopar.cluster.chip import Platform
@@ -32,6 +32,7 @@ class Sizes:
         self.platform: Platform = platform
         self._known: dict[tuple[tuple[int, ...], str, Sharding], int] = {}
         self._read: list[tuple[Block, _Given, object]] = []
+        self._numbers: dict[Hashable, int] = {}
 
     def once(self, kind: type[_T], block: Block, given: _Given, make: Callable[[], _T]) -> _T:
         """Of a block on such inputs the one answer of a kind, made where it is not known."""
@@ -41,6 +42,10 @@ class Sizes:
         made = make()
         self._read.append((block, dict(given), made))
         return made
+
+    def number_of(self, key: Hashable) -> int:
+        """A number that all equal keys have, whichever block they come from."""
+        return self._numbers.setdefault(key, len(self._numbers))
 
     def of(self, value: Value, sharding: Sharding) -> int:
         """Bytes of one device's piece of a value."""
