@@ -43,9 +43,9 @@ from autopar.ir.listing import (
 )
 from autopar.ir.values import Literal, item_bytes
 
-# BLAS multiplies matrices of 2-byte numbers in tensor cores, by so many rows and columns at once.
 # What one block's registers hold, of which XLA gives a tile two fifths.
 _MOST_IN_TILE = 65_536 * 2 // 5
+# BLAS multiplies matrices of 2-byte numbers in tensor cores, by so many rows and columns at once.
 _HALVES, _AT_ONCE = frozenset({"bf16", "f16"}), 8
 
 
@@ -208,7 +208,6 @@ def _read(block: Block, sizes: Sizes) -> Line:
     _scatter_into_sums(line)
     if sizes.platform == "gpu":
         _read_from_triton(line, block, sizes)
-    if sizes.platform == "gpu":
         _read_filled(line, block, sizes)
     line.apart, line.before, line.orders = layouts.apart, layouts.before, layouts.orders
     line.copies = layouts.copies

@@ -306,9 +306,7 @@ class _WorkBound:
     def promises(
         self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float = math.inf
     ) -> bool:
-        """True if a way may win: a layer fits, it is not slow, and no other is as good there."""
-        if variant.lasting_bytes > self._request.budget_bytes:
-            return False
+        """True if a way may win: it is not slow, and no other of the submesh is as good."""
         if self.is_slow(shape, variant, budget_bytes):
             return False
         return not any(known.outdoes(variant) for known in self._ways.get(shape, ()))

@@ -254,7 +254,7 @@ class Reading:
         return self.merged.graph
 
     def spans(self, platform: Platform) -> BlockSpans:
-        """When each value of the step is there, all of it whole on one device of a platform."""
+        """The lifetimes of the step's values, as it lies whole on one device of a platform."""
         if platform not in self._spans:
             whole = self.merged.whole
             one = MeshShape((), ())
