@@ -237,11 +237,10 @@ class _WorkBound:
     stages of another way take with their bubble, none of its ways can win: what it lacks are not
     bytes, but wires. The bubble is that of the m for which so many microbatches in flight fit;
     where none is known, as much again as the work. A way that holds more than a share of the memory
-    runs no more layers than fit, which is as slow.
-    Over several hosts, where the first mesh, which sends least between them, has only such ways no
-    other is tried; and where all ways of some hosts that fit are so slow, those of more hosts,
-    which have no better wires, are not looked for. The layers of which there are most stand for
-    all: no others are sharded where these are slow.
+    runs no more layers than fit, which is as slow. Over several hosts, where the first mesh, which
+    sends least between them, has only such ways no other is tried; and where all ways of some hosts
+    that fit are so slow, those of more hosts, which have no better wires, are not looked for. The
+    layers of which there are most stand for all: no others are sharded where these are slow.
     """
 
     def __init__(
