@@ -649,10 +649,14 @@ class _Writer:
         work = sum(self._work.get(r, 0.0) for r in reads)
         if op is not None:
             work += nbytes / max(1, item_bytes(op.results[0].dtype)) * work_bytes(op)
-        picked = self._picked_inside(i, step, nbytes)
+        picked, dear = self._picked_inside(i, step, nbytes), self._computed_inside(i, nbytes)
         if readers > 1 and not self._is_only_picked_from(i):
             once, again = work, readers * work
-            is_cheap = self._is_cheap(i, nbytes)
+            # A GPU computes what is cheap while it loads what that is made of.
+            is_cheap = (
+                self._sizes.platform == "gpu" and op is not None
+                and sum(dear.values()) < nbytes and not self._is_spread(i, op)
+            )  # fmt: skip
             beside = self._loaded_beside(i) if is_cheap else dict[str, int]()
             for piece in _pieces(sources):
                 loaded = picked.get(piece, self._nbytes.get(piece, 0))
@@ -661,7 +665,6 @@ class _Writer:
                 again += loaded * min(readers, others.bit_count())
             if again > once + nbytes * (1 + readers):
                 return False
-        dear = self._computed_inside(i, nbytes)
         for name in self._line.makes[i]:
             self._behind[name], self._work[name] = sources, work
             if picked:
@@ -705,19 +708,11 @@ class _Writer:
                     return False
         return True
 
-    def _is_cheap(self, i: int, nbytes: int) -> bool:
-        """True if a GPU computes an instruction's result while it loads what that is made of.
-
-        It is not spread over more items, for each of which it would be computed again.
-        """
-        line, op = self._line, self._line.ops[i]
-        if self._sizes.platform != "gpu" or op is None:
-            return False
-        if sum(self._computed_inside(i, nbytes).values()) >= nbytes:
-            return False
-        items = op.results[0].item_count
+    def _is_spread(self, i: int, op: Op) -> bool:
+        """True if the result of an op is read for more items than it has, once for each."""
+        line, items = self._line, op.results[0].item_count
         readers = (line.ops[j] for name in line.makes[i] for j in line.readers.get(name, ()))
-        return all(r is None or not r.results or r.results[0].item_count <= items for r in readers)
+        return any(r is not None and r.results and r.results[0].item_count > items for r in readers)
 
     def _loaded_beside(self, i: int) -> Mapping[str, int]:
         """By piece that an instruction is computed of, the kernels that load it anyway, as bits.

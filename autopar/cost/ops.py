@@ -140,15 +140,20 @@ def padded_share(op: Op) -> float:
     It is 1 if the kernel pads it itself: as much on either side, and nothing in between.
     """
     padding = pairs(op.param("padding"))
-    image, dilation = operand_shape(op, 0), op.ints("lhs_dilation")
-    is_even = max(dilation) == 1 and all(low == high for low, high in padding)
+    image = operand_shape(op, 0)
+    is_even = not _lies_apart(op) and all(low == high for low, high in padding)
     if not image or is_even or slides_image(op):
         return 1.0
     at = ints(fields(op.param("dimension_numbers"))["lhs_spec"])[2:]
     share = 1.0
-    for d, (low, high), apart in zip(at, padding, dilation, strict=True):
+    for d, (low, high), apart in zip(at, padding, op.ints("lhs_dilation"), strict=True):
         share *= ((image[d] - 1) * apart + 1 + low + high) / image[d]
     return share
+
+
+def _lies_apart(op: Op) -> bool:
+    """True for a convolution with zeros between the places of the image that it reads."""
+    return any(apart > 1 for apart in op.ints("lhs_dilation"))
 
 
 def slides_image(op: Op) -> bool:
@@ -157,8 +162,7 @@ def slides_image(op: Op) -> bool:
     Taps may lie apart, as the image's places do in the gradient of a transposed convolution's
     filter (ConvOperandSwapper). In three dims it leaves them.
     """
-    dilation = op.ints("lhs_dilation")
-    return max(dilation) > 1 and len(dilation) < 3 and not has_filter(op)
+    return _lies_apart(op) and len(op.ints("lhs_dilation")) < 3 and not has_filter(op)
 
 
 def is_run_backward(op: Op, turned: bool) -> bool:
@@ -168,8 +172,7 @@ def is_run_backward(op: Op, turned: bool) -> bool:
     transposed one that is written so, or whose features come in groups, XLA for GPUs writes as one
     of inputs that lie apart.
     """
-    is_apart = any(apart > 1 for apart in op.ints("lhs_dilation"))
-    if not is_apart or op.whole("feature_group_count") != 1 or not has_filter(op):
+    if not _lies_apart(op) or op.whole("feature_group_count") != 1 or not has_filter(op):
         return False
     taps = ints(fields(op.param("dimension_numbers"))["rhs_spec"])[2:]
     return turned or all(operand_shape(op, 1)[d] == 1 for d in taps)

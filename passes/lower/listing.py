@@ -611,11 +611,8 @@ def filters_apart(graph: Graph, block: Block) -> Block:
         return block
     steps: list[ListingStep] = [Fence(tuple(fenced), tuple(fenced.values()))]
     for at, step in enumerate(block.instructions):
-        if at in late and isinstance(step, LocalOp):
-            operands = tuple(fenced.get(o, o) if o else None for o in step.operands)
-            steps.append(step if operands == step.operands else replace(step, operands=operands))
-        else:
-            steps.append(step)
+        reads_late = at in late and not fenced.keys().isdisjoint(names_read(step))
+        steps.append(_reading(step, fenced) if reads_late else step)
     return replace(block, instructions=tuple(steps))
 
 

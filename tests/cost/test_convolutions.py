@@ -175,3 +175,15 @@ def test_the_gradient_of_a_filter_is_turned_over_before_another_dim_is_scattered
     scattered = [k for k in found.kernels if k.group is not None and k.group[0] == "reduce-scatter"]
     assert len(scattered) == 1
     assert all(scattered[0].reads == {*k.makes} for k, _ in copies(found, "turned for"))
+
+
+def test_a_convolution_over_no_places_is_planned_as_a_product_is() -> None:
+    def step(weight: jax.Array, batch: jax.Array) -> jax.Array:
+        def loss(weight: jax.Array) -> jax.Array:
+            return jnp.mean(jax.lax.conv_general_dilated(batch, weight, (), []) ** 2)
+
+        return weight - jax.grad(loss)(weight)
+
+    shapes = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 512), (1024, 512)))
+    planned = autopar.parallelize(step, cluster="8xh100", cache=False).planned(*shapes)
+    assert planned.plan.prediction.seconds > 0
