@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autopar.ir.listing import Move, MoveStep
+from autopar.ir.listing import IN_ROWS, Move, MoveStep
 from autopar.ir.sharding import MeshShape
 
 
@@ -63,6 +63,12 @@ def _mask(piece: Any, step: MoveStep, combiner: str, mesh: MeshShape) -> Any:
     del combiner
     first = block_index(step.axes, mesh) == 0
     return jnp.where(first, piece, jnp.zeros_like(piece))
+
+
+def _in_rows(piece: Any, step: MoveStep, combiner: str, mesh: MeshShape) -> Any:
+    """The piece as a compiler must lay it out that may not look through the barrier."""
+    del step, combiner, mesh
+    return lax.optimization_barrier(piece.reshape(-1)).reshape(piece.shape)
 
 
 def _all_reduce(piece: Any, step: MoveStep, combiner: str, mesh: MeshShape) -> Any:
@@ -137,6 +143,7 @@ def _number(at: dict[str, int], names: Sequence[str], mesh: MeshShape) -> int:
 _STEPS = {
     "slice": _slice,
     "mask": _mask,
+    IN_ROWS: _in_rows,
     "all-reduce": _all_reduce,
     "all-gather": _all_gather,
     "reduce-scatter": _reduce_scatter,

@@ -31,6 +31,7 @@ from autopar.cost.ops import (
 from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Op
 from autopar.ir.listing import (
+    IN_ROWS,
     Block,
     Fence,
     ListingStep,
@@ -822,7 +823,8 @@ def _move_kernels(
     """
     moved, names, steps = move.collectives, pieces_of(move), list(move.steps)
     if not moved:
-        yield Kernel(i, (move.result,), sources, in_place=True), result_bytes
+        is_copy = any(step.kind == IN_ROWS for step in steps)
+        yield Kernel(i, (move.result,), sources, in_place=not is_copy), result_bytes
         return
     for j, (only, name) in enumerate(zip(moved, names, strict=True)):
         is_last = name == move.result

@@ -51,6 +51,7 @@ CollectiveKind = Literal[
     "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute"
 ]
 COLLECTIVES: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
+IN_ROWS = "in-rows"  # a step of a move, which copies
 REDUCTIONS = ("all-reduce", "reduce-scatter")  # those that combine what devices have
 
 
@@ -61,11 +62,12 @@ def kind_order(key: tuple[str, tuple[str, ...]]) -> tuple[int, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class MoveStep:
-    """A step of a move: a collective, or a local "slice" or "mask".
+    """A step of a move: a collective, or a local "slice", "mask" or "in-rows".
 
     `dim` is the dim that gains or loses `axes`; an all-to-all takes them from `dim` to `to_dim`;
     a collective-permute leaves `dim` sharded over `to_axes` instead of `axes`. A mask keeps a
-    whole value on the first device of `axes` and zeros elsewhere, which is a partial sum.
+    whole value on the first device of `axes` and zeros elsewhere, which is a partial sum. In rows
+    is a piece that lies in the order of its dims, the last innermost, however it was made.
     """
 
     kind: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -175,6 +176,39 @@ def test_the_gradient_of_a_filter_is_turned_over_before_another_dim_is_scattered
     scattered = [k for k in found.kernels if k.group is not None and k.group[0] == "reduce-scatter"]
     assert len(scattered) == 1
     assert all(scattered[0].reads == {*k.makes} for k, _ in copies(found, "turned for"))
+
+
+@needs_gpu_compiler
+def test_by_xla_an_update_runs_as_the_filter_lies() -> None:
+    """It reads a gradient that was turned over, and writes the filter and its momentum in place."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        made = jax.lax.conv_general_dilated(
+            x, w.astype(jnp.bfloat16), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jnp.mean(jnp.tanh(made.astype(jnp.float32)) ** 2)
+
+    def step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+        w, momentum = state
+        value, grad = jax.value_and_grad(loss)(w, x)
+        momentum = 0.9 * momentum + grad
+        return (w - 0.1 * momentum, momentum), value
+
+    taps = jax.ShapeDtypeStruct((3, 3, 64, 128), jnp.float32)
+    image = jax.ShapeDtypeStruct((16, 32, 32, 64), jnp.bfloat16)
+    planned = autopar.parallelize(step, cluster="1xh100", cache=False).planned((taps, taps), image)
+    cluster = Cluster.parse("1xh100")
+    (program,) = programs_of(planned, cluster, Target.of(cluster))
+    export: Any = program.export
+    hlo = compile_ahead(export()).hlo
+    lines = [line for line in hlo.splitlines() if " = " in line]
+    (update,) = (
+        line
+        for line in lines
+        if re.search(r" = \((f32\[3,3,64,128\]\S*,? ?){2}\)", line) and " fusion(" in line
+    )
+    assert "kind=kLoop" in update
+    assert not any(" copy(" in line and "[3,3,64,128]" in line for line in lines)
 
 
 def test_a_convolution_over_no_places_is_planned_as_a_product_is() -> None:

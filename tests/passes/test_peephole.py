@@ -15,6 +15,7 @@ from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder, Route
 from autopar.ir.graph import Graph
 from autopar.ir.listing import (
+    IN_ROWS,
     Collective,
     Fence,
     Listing,
@@ -176,6 +177,69 @@ def test_the_update_of_a_filter_shares_no_kernel_with_its_cast() -> None:
     for method, cluster in (("fsdp", "8xh100"), ("dp", "v5e:2x4")):
         _, other = _listing(_convolved, w, x, method, cluster)
         assert not any(isinstance(s, Fence) for s in other.block.instructions)
+
+
+def test_the_gradient_of_a_filter_is_turned_over_before_the_update() -> None:
+    """cuDNN makes it with the output features outermost: the update would run in that order."""
+    taps = {
+        "filter": jax.ShapeDtypeStruct((3, 3, 64, 64), "float32"),
+        "matrix": jax.ShapeDtypeStruct((64, 64), "float32"),
+    }
+    x = jax.ShapeDtypeStruct((64, 8, 8, 64), "float32")
+    for method, over in (("dp", "all-reduce"), ("fsdp", "reduce-scatter")):
+        graph, listing = _listing(_convolved, taps, x, method)
+        moves = {s.source: s for s in listing.block.instructions if isinstance(s, Move)}
+        (turned,) = (m for m in moves.values() if m.steps == (MoveStep(IN_ROWS, ()),))
+        (summed,) = (m for m in moves.values() if m.result == turned.source)
+        assert [step.kind for step in summed.steps] == [over]  # once that, or a piece, is left
+        assert turned.before == turned.after == summed.after
+        readers = [
+            graph.op_at(s.equation).kind
+            for s in listing.block.instructions
+            if isinstance(s, LocalOp) and turned.result in s.operands
+        ]
+        assert readers == ["convert_element_type"]
+        ListingChecker(MeshShape.of("data=8")).check(graph, listing)
+    _, other = _listing(_convolved, taps, x, "dp", "v5e:2x4")
+    assert not any(
+        isinstance(s, Move) and s.steps[-1].kind == IN_ROWS for s in other.block.instructions
+    )
+
+
+def _joined(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A step whose trips put sums of many terms beside sums of few, and what is no sum."""
+
+    def trip(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        many = jnp.tanh(x[:, None, :] * carry).sum(-1)  # of 512 terms each
+        few = jnp.tanh(x.reshape(8, 128, 4) * 2).sum(-1)
+        joined = jnp.concatenate(
+            [many.astype("bfloat16"), few.astype("bfloat16"), x[:, :4].astype("bfloat16")], 1
+        )
+        return carry, joined
+
+    _, joined = lax.scan(trip, w, x)
+    return w, joined
+
+
+def test_long_sums_are_there_before_they_are_joined() -> None:
+    shapes = {"w": (4, 512), "x": (3, 8, 512)}
+    given = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes.values()]
+    loops: dict[str, Loop] = {}
+    for cluster in ("1xh100", "v5e:1x1"):
+        planned = autopar.parallelize(_joined, cluster=cluster).planned(*given)
+        graph, listing = planned.graph, planned.program.parts[0].listing
+        ListingChecker(planned.plan.mesh).check(graph, listing)
+        (loops[cluster],) = (s for s in listing.block.instructions if isinstance(s, Loop))
+    steps = loops["1xh100"].bodies[0].instructions
+    (fence,) = (s for s in steps if isinstance(s, Fence))
+    runs = [s for s in steps if isinstance(s, LocalOp)]
+    (join,) = (s for s in runs if graph.op_at(s.equation).kind == "concatenate")
+    assert fence.results == join.operands[:1]
+    ops = {name: graph.op_at(s.equation) for s in runs for name in s.results}
+    # The sums of 512 terms, and beside them those of four and what is no sum.
+    read = [ops[str(name)].results[0].shape for name in (*fence.sources, *join.operands[1:])]
+    assert read == [(8, 4), (8, 128), (8, 4)]
+    assert not any(isinstance(s, Fence) for s in loops["v5e:1x1"].bodies[0].instructions)
 
 
 def _twice(w: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import autopar
 from autopar.errors import GraphError
 from autopar.frontend import StepSpec, trace
 from autopar.ir.batching import Accumulator
@@ -18,9 +19,10 @@ from autopar.ir.graph import Graph
 from autopar.ir.listing import Block, Listing, LocalOp
 from autopar.ir.program import Part, PartKind, PartProgram
 from autopar.ir.sharding import MeshShape, Sharding
-from autopar.runtime.bind import ArrayType, bind_mesh
+from autopar.runtime.bind import ArrayType, bind_mesh, shape_with_axis
 from autopar.runtime.compile import Portable, compile_parts, program_cache_key
-from autopar.runtime.parts import PartSource, dtype_of, neutral
+from autopar.runtime.interface import Interface
+from autopar.runtime.parts import PartSource, abstract_mesh, dtype_of, neutral, unwritten
 
 ROWS, SUMS = Sharding((("data",),)), Sharding(((),), ("data",))
 
@@ -226,3 +228,55 @@ def test_a_program_moves_to_other_devices(devices: list[jax.Device]) -> None:
     assert array.devices() == set(devices[4:6])
     np.testing.assert_array_equal(array, np.sort(NUMBERS * 2))
     assert portable.on(devices[4:7]) is None
+
+
+def _stacking(x: jax.Array) -> Any:
+    """Scans that stack what they make, forwards and backwards, one of keys, one in another."""
+
+    def trip(carry: jax.Array, row: jax.Array) -> tuple[jax.Array, Any]:
+        key = jax.random.fold_in(jax.random.key(3), row[0].astype("int32"))
+        inner = jax.lax.scan(lambda c, r: (c + r, c * r), carry[0], row)
+        return carry + row, (carry * 2, key, inner[1])
+
+    def turned(carry: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return carry - row, carry * row
+
+    _, (made, keys, inner) = jax.lax.scan(trip, x[0], x)
+    _, back = jax.lax.scan(turned, x[0], x, reverse=True)
+    _, none = jax.lax.scan(turned, x[0], x[:0])
+    _, two = jax.lax.scan(turned, x[0], x, unroll=2)
+    draws = jax.vmap(lambda k: jax.random.normal(k, (2,)))(keys)
+    return made, draws, inner, back, none, two
+
+
+def test_a_stack_may_begin_as_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its rows are written before any is read."""
+
+    def dirty(shape: Any, dtype: Any, platform: str) -> jax.Array:
+        begun = unwritten(shape, dtype, platform)
+        return (
+            begun if jnp.issubdtype(dtype, jax.dtypes.extended) else begun + jnp.asarray(77, dtype)
+        )
+
+    monkeypatch.setattr("autopar.runtime.parts.unwritten", dirty)
+    x = np.random.default_rng(0).standard_normal((5, 4), dtype=np.float32)
+    given = jax.jit(lambda x: (x, _stacking(x)))(x)
+    found = autopar.parallelize(lambda x: (x, _stacking(x)), mesh=1, cluster="1xcpu")(x)
+    for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(found), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize(("platform", "found"), [("gpu", 2), ("cpu", 0)])
+def test_stacks_on_gpus_begin_as_memory_that_is_found(platform: str, found: int) -> None:
+    def step(x: jax.Array) -> tuple[jax.Array, Any]:
+        return x, jax.lax.scan(lambda c, r: (c + r, (c * r, c - r)), x[0], x)
+
+    planned = autopar.parallelize(step, cluster="1xh100").planned(
+        jax.ShapeDtypeStruct((5, 4), "float32")
+    )
+    mesh = shape_with_axis(planned.plan.mesh)
+    (part,) = Interface(planned.trace, planned.program, (mesh,)).sources(platform, True)
+    bound = abstract_mesh(mesh)
+    traced = part.jitted(bound).trace(*(t.on(bound) for t in part.given))
+    lowered = traced.lower(lowering_platforms=("cuda" if platform == "gpu" else platform,))
+    assert lowered.as_text().count("AllocateBuffer") == found
