@@ -134,6 +134,19 @@ def features(op: Op) -> int:
     return ints(fields(op.param("dimension_numbers"))["out_spec"])[1]
 
 
+def image_features(op: Op) -> int | None:
+    """The features of the image that a convolution reads; None where they come in groups.
+
+    Of a filter's gradient those of its image: what it makes has them where others have rows.
+    """
+    if op.whole("feature_group_count") != 1 or op.whole("batch_group_count") != 1:
+        return None
+    numbers = fields(op.param("dimension_numbers"))
+    if has_filter(op):
+        return operand_shape(op, 1)[ints(numbers["rhs_spec"])[1]]
+    return op.results[0].shape[ints(numbers["out_spec"])[0]]
+
+
 def padded_share(op: Op) -> float:
     """The size of the image that a convolution reads, padded, over that of the one it is given.
 

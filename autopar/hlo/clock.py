@@ -39,6 +39,7 @@ _MODULE = re.compile(
     r"|      comparison_direction: \"(?P<direction>\w+)\""
     r"|      backend_config: \".*kind\W+__(?P<backend>triton)\W.*"
     r"|      backend_config: \".*lhs_(?P<batched>batch)_dimensions\W+\d.*"
+    r"|      custom_call_target: \"(?P<target>AllocateBuffer)\""
     r"|      backend_config: \".*known_trip_count\W+n\W+(?P<trips>\d+).*"
     r"|        s(?:32|64)s: (?P<constant>-?\d+))$",
     re.MULTILINE,
@@ -64,7 +65,8 @@ _FREE = frozenset(
 # product is given what XLA's table has for one of its size, times the batch. The smallest there are
 # of 256 by 256 by 256: whatever is smaller gets the 24 TFLOPS that such a product reaches alone on
 # an H100. A batch of them runs at once, and is bound by memory. So 1,024 products of attention over
-# 256 tokens, 64 wide, are given 359 us, and their bytes take 60.
+# 256 tokens, 64 wide, are given 359 us, and their bytes take 60. And memory that a loop is given as
+# it is found takes no time, where XLA has what it has for any call of a library.
 _SMALLEST_IN_TABLE, _FILLING_BATCH = 256, 128
 _ITEM_BITS = {
     "PRED": 8, "S8": 8, "U8": 8, "S16": 16, "U16": 16, "S32": 32, "U32": 32, "S64": 64, "U64": 64,
@@ -192,7 +194,7 @@ class _Schedule:
     def stretch(self, module: _Module, bytes_per_second: float) -> None:
         """Give kernels that XLA's model knows nothing of their time, and move what follows them.
 
-        Those are Triton's, and batches of small products.
+        Those are Triton's, batches of small products, and memory that is taken as it is found.
 
         A collective takes as long as it was seen to, from its start to where it was waited for; no
         wait grows, as it may have been done long before that.
@@ -205,6 +207,8 @@ class _Schedule:
             taken = moved / bytes_per_second * 1e6 * self.rate
             if kernel.backend == "triton":
                 lengths[name] = max(taken, end - start)
+            elif kernel.backend == "AllocateBuffer":
+                lengths[name] = 0.0
             elif taken and kernel.is_of_small_products(inputs):
                 lengths[name] = taken
         if not lengths:
@@ -256,7 +260,7 @@ def _read_module(text: str) -> _Module:
             instruction.shapes.append([_ITEM_BITS.get(value, 0)])
         elif kind == "operand":
             instruction.operands.append(value)
-        elif kind in ("backend", "batched"):
+        elif kind in ("backend", "batched", "target"):
             instruction.backend = value
         elif kind == "instruction":
             instruction = _Instruction()

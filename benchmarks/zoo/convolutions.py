@@ -5,28 +5,42 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autopar.cluster.chip import Chip
+from autopar.cost.prices import convolution_seconds
 from autopar.ir.compiled import Compiled, Span
+from autopar.ir.values import item_bytes
 
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = \(?\w+\[([\d,]*)\]", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = \(?(\w+)\[([\d,]*)\]", re.MULTILINE)
 _CONVOLUTION = re.compile(
     r"^\s*(?:ROOT )?%?([\w.-]+) = .* custom-call\(%?([\w.-]+), %?([\w.-]+).*"
-    r"dim_labels=\w+?_(\w+)->\w+, custom_call_target=\"__cudnn\$conv(\w+)\"",
+    r"dim_labels=\w+?_(\w+)->\w+,(.*) custom_call_target=\"__cudnn\$conv(\w+)\"",
     re.MULTILINE,
 )
 _DONE = re.compile(r"^\s*%?([\w.-]+) = .* [\w-]+-done\(%?([\w.-]+)\)", re.MULTILINE)
 
 
+@dataclass(frozen=True)
+class Convolution:
+    """A cuDNN call: FLOPs, bytes moved, the image's features (None in groups), and what it makes."""
+
+    flops: int
+    nbytes: int
+    dtype: str
+    features: int | None
+    of_filter: bool
+
+
 def with_convolutions(compiled: Compiled, chip: Chip) -> Compiled:
-    """The timeline walked again, in its order, with what convolutions take by their FLOPs.
+    """The timeline walked again, in its order, with what convolutions take as they are priced.
 
     A collective takes as long as it was seen to: one that was hidden stays so, as the work that
     hides it only grows. A program without convolutions is left as it is.
     """
     seconds = {
-        name: _seconds(flops, chip) for name, flops in convolution_flops(compiled.hlo).items()
+        name: convolution_seconds(chip, c.flops, c.nbytes, c.dtype, c.features, c.of_filter)
+        for name, c in convolutions(compiled.hlo).items()
     }
     if not seconds or compiled.seconds is None:
         return compiled
@@ -34,31 +48,31 @@ def with_convolutions(compiled: Compiled, chip: Chip) -> Compiled:
     return replace(compiled, seconds=makespan, exposed_seconds=exposed)
 
 
-def convolution_flops(hlo: str) -> dict[str, int]:
-    """The FLOPs of each cuDNN call of an optimized program, by the instruction's name.
+def convolutions(hlo: str) -> dict[str, Convolution]:
+    """Each cuDNN call of an optimized program, by the instruction's name.
 
-    2 * output elements * filter elements / output features, of a gradient as of its convolution.
+    FLOPs: 2 * output elements * filter elements / output features, of a gradient as of its
+    convolution.
     """
-    sizes = {
-        name: tuple(int(n) for n in dims.split(",") if n)
-        for name, dims in _INSTRUCTION.findall(hlo)
+    types = {
+        name: (dtype, tuple(int(n) for n in dims.split(",") if n))
+        for name, dtype, dims in _INSTRUCTION.findall(hlo)
     }
-    found: dict[str, int] = {}
-    for name, one, two, labels, kind in _CONVOLUTION.findall(hlo):
+    found: dict[str, Convolution] = {}
+    for name, one, two, labels, groups, kind in _CONVOLUTION.findall(hlo):
         # (output, filter) among the result and the two operands.
         output, kernel = {
             "BackwardInput": (one, two),
             "BackwardFilter": (two, name),
         }.get(kind, (name, two))
-        features = sizes[kernel][labels.index("o")]
-        found[name] = 2 * math.prod(sizes[output]) * math.prod(sizes[kernel]) // features
+        sizes = {n: types[n][1] for n in (name, one, two)}
+        made, taps = sizes[output], sizes[kernel]
+        flops = 2 * math.prod(made) * math.prod(taps) // taps[labels.index("o")]
+        nbytes = sum(math.prod(sizes[n]) * item_bytes(types[n][0]) for n in sizes)
+        features = None if "group_count" in groups else taps[labels.index("i")]
+        of_filter = kind == "BackwardFilter"
+        found[name] = Convolution(flops, nbytes, types[name][0], features, of_filter)
     return found
-
-
-def _seconds(flops: int, chip: Chip) -> float:
-    """What a matmul of so many FLOPs would take."""
-    peak = chip.flops_for("bf16") * chip.compute_efficiency
-    return (flops + chip.half_flops) / peak + chip.launch_seconds
 
 
 def _walked(

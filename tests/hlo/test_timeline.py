@@ -141,6 +141,28 @@ def test_kernels_by_triton_take_what_their_bytes_do() -> None:
     )
 
 
+def test_memory_that_is_taken_as_it_is_found_takes_no_time() -> None:
+    """XLA has for it what it has for any call of a library."""
+    target = 'custom_call_target: "{}"'
+    text = _dump(
+        "main",
+        [
+            _computation(
+                1, "main", _typed(10, "gather", "all-gather-start"),
+                _typed(11, "empty", "custom-call", target.format("AllocateBuffer")),
+                _typed(12, "solve", "custom-call", target.format("cusolver")),
+                _typed(13, "done", "all-gather-done", "operand_ids: 10"),
+            )
+        ],
+        [_schedule(1, [(10, 0, 0.5), (11, 0.5, 10.5), (12, 10.5, 20.5), (13, 30, 30)])],
+    )  # fmt: skip
+    timed = read_timeline(text, bytes_per_second=128e6)
+    assert timed is not None
+    assert timed.seconds == pytest.approx(20e-6)
+    assert timed.exposed_seconds == pytest.approx(9.5e-6)  # no wait grows
+    assert [s.seconds for s in timed.spans if s.name == "solve"] == pytest.approx([10e-6])
+
+
 def _product(number: int, name: str, sizes: tuple[int, int, int, int]) -> list[str]:
     """A batched product in bf16, and before it its two operands: (batch, rows, sum, columns)."""
     batch, rows, summed, columns = sizes
