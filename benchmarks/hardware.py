@@ -2,9 +2,10 @@
 
 `python -m benchmarks.hardware [MODEL...] [--microbatches N]` uses autopar as a user does: a model
 of the zoo, with a batch for one device, is planned for the local device and run, and run again
-under plain jit from the same state. One JSON line a model. Bytes are the peak of JAX's allocator
-since the process began, what the compiler tried out included: run one model at a time, with
-XLA_PYTHON_CLIENT_PREALLOCATE=false.
+under plain jit from the same state. The batch lies on the device. One JSON line a model: seconds
+by the host's clock, and of these what the GPU's kernels take by JAX's profiler; bytes that the
+compiler counts, and the peak of JAX's allocator since the process began, with what the compiler
+tried out: run one model at a time, with XLA_PYTHON_CLIENT_PREALLOCATE=false.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.profiler import ProfileData
 
 import autopar
 from benchmarks.zoo.cases import CASES, Case
@@ -31,9 +35,12 @@ def compared(case: Case, microbatches: int | None) -> dict[str, Any]:
     """A model planned for the device that is here, beside plain jit."""
     model = case.model(1, _LARGE)
     rng = np.random.default_rng(0)
-    batch = jax.tree.map(lambda kind: _drawn(rng, kind), model.example_batch)
+    batch = jax.device_put(jax.tree.map(lambda kind: _drawn(rng, kind), model.example_batch))
     ours = autopar.parallelize(model.step, microbatches=microbatches)
-    planned = timed_steps(ours, ours.init(model.create_state, jax.random.key(0)), batch)
+    state = ours.init(model.create_state, jax.random.key(0))
+    programs = ours.compile(state, batch)
+    parts = programs.values() if isinstance(programs, dict) else (programs,)
+    planned = timed_steps(ours, state, batch)
     peak_bytes = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     plainly = jax.jit(model.step, donate_argnums=0)
     jitted = timed_steps(plainly, jax.jit(model.create_state)(jax.random.key(0)), batch)
@@ -46,10 +53,13 @@ def compared(case: Case, microbatches: int | None) -> dict[str, Any]:
         "predicted_ms": round(told.seconds * 1e3, 3),
         "planned_ms": round(planned["seconds"] * 1e3, 3),
         "jit_ms": round(jitted["seconds"] * 1e3, 3),
+        "planned_busy_ms": round(planned["busy_seconds"] * 1e3, 3),
+        "jit_busy_ms": round(jitted["busy_seconds"] * 1e3, 3),
         "spread": round(max(planned["spread"], jitted["spread"]), 4),
         "predicted_over_measured": round(told.seconds / planned["seconds"], 4),
         "planned_over_jit": round(planned["seconds"] / jitted["seconds"], 4),
         "predicted_gib": round(told.peak_bytes / 2**30, 3),
+        "compiled_gib": round(max(map(_compiled_bytes, parts)) / 2**30, 3),
         "planned_gib": round(peak_bytes / 2**30, 3),
         "largest_difference_of_a_loss": float(
             np.abs(np.subtract(planned["losses"], jitted["losses"])).max()
@@ -63,8 +73,17 @@ def _drawn(rng: np.random.Generator, kind: Any) -> Any:
     return rng.standard_normal(kind.shape, dtype=np.float32).astype(kind.dtype)
 
 
+def _compiled_bytes(compiled: Any) -> int:
+    found = compiled.memory_analysis()
+    given = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return int(given + found.temp_size_in_bytes)
+
+
 def timed_steps(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, Any]:
-    """The median seconds of a step, each round waited for at its end, and the first losses."""
+    """The median seconds of a step, each round waited for at its end, and the first losses.
+
+    And what the GPU's kernels take of a step, 0 without a GPU.
+    """
     metrics: list[Any] = []
     taken: list[float] = []
     for number in range(ROUNDS + 1):
@@ -78,7 +97,27 @@ def timed_steps(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, A
     seconds = statistics.median(taken[1:])
     losses = [float(jax.tree.leaves(told)[0]) for told in metrics[:COMPARED]]
     spread = (max(taken[1:]) - min(taken[1:])) / seconds
-    return {"seconds": seconds, "spread": spread, "losses": losses}
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(STEPS):
+                state, told = step(state, batch)
+            jax.block_until_ready((state, told))
+        busy = _busy_seconds(Path(folder)) / STEPS
+    return {"seconds": seconds, "spread": spread, "losses": losses, "busy_seconds": busy}
+
+
+def _busy_seconds(folder: Path) -> float:
+    """The seconds of all kernels in a profile."""
+    taken = sum(
+        event.duration_ns
+        for path in folder.rglob("*.xplane.pb")
+        for plane in ProfileData.from_file(str(path)).planes
+        if plane.name.startswith("/device:GPU")
+        for line in plane.lines
+        if line.name.startswith("Stream") and "Compute" in line.name
+        for event in line.events
+    )
+    return float(taken) / 1e9
 
 
 def main() -> None:

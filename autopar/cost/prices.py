@@ -38,7 +38,7 @@ _LEAST_DIM, _LONGEST_DIM, _MOST_BATCHES, _FILLING_BATCHES = 256, 4096, 4, 128
 # the result for each core, at which half of it is reached; and what any of them takes. The largest
 # reach the chip's efficiency.
 _PRODUCT_RATE, _RAMP_TERMS, _RAMP_ITEMS, _PRODUCT_SECONDS = 1.2, 195, 3050, 4.8e-6
-# Of 386 convolutions of four models in bf16, as cuDNN ran them on an H200, 14 % off on average: the
+# Of 386 convolutions of four models in bf16, as cuDNN ran them on an H200, 13 % off on average: the
 # rate, in chip efficiencies; the ramp, in those of products; what any of them takes; and how many
 # features of an image are read at once, and in the gradient of a filter. First layers, with three,
 # leave most of that empty.

@@ -23,7 +23,7 @@ _DONE = re.compile(r"^\s*%?([\w.-]+) = .* [\w-]+-done\(%?([\w.-]+)\)", re.MULTIL
 
 @dataclass(frozen=True)
 class Convolution:
-    """A cuDNN call: FLOPs, bytes moved, the image's features (None in groups), and what it makes."""
+    """A cuDNN call: FLOPs, bytes moved, the image's features (None in groups), what it makes."""
 
     flops: int
     nbytes: int
