@@ -276,7 +276,8 @@ def _block_key(block: Block, numbers: _Numbers) -> _Key:
 def _step_key(step: ListingStep, numbers: _Numbers) -> _Key:
     if isinstance(step, LocalOp):
         names = numbers.of(step.operands), numbers.of(step.results)
-        return "run", step.equation, names, step.operand_shardings, step.result_shardings
+        laid = step.operand_shardings, step.result_shardings
+        return "run", step.equation, names, laid, step.swapped
     if isinstance(step, Move):
         moved = numbers.of((step.source, step.result))
         value = step.value.shape, step.value.dtype

@@ -127,6 +127,8 @@ class _Emitter:
         with jax.named_scope(_scope(equation)):
             if equation.primitive.name in HOST_CALLS:
                 results = run_host_call(equation, operands, local, self._calls)
+            elif run.swapped:
+                results = [_swapped(equation, *operands)]
             else:
                 results = local_run(equation.primitive.name)(equation, operands, local)
         env.update(zip(run.results, results, strict=True))
@@ -244,6 +246,25 @@ def _made_in(equation: Equation, dtype: Any) -> Equation:
     if param is None or isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
         return equation
     return replace(equation, params={**equation.params, param: dtype})
+
+
+def _swapped(equation: Equation, one: Any, other: Any) -> jax.Array:
+    """A product made as that of the other operand by this one, as the equation would lay it out.
+
+    [batch, one, other]  ->  [batch, other, one], turned over
+    """
+    (sums, batches), params = equation.params["dimension_numbers"], equation.params
+    precision = params["precision"]  # a pair, or a named one of both
+    product = lax.dot_general(
+        other,
+        one,
+        (sums[::-1], batches[::-1]),
+        precision=precision[::-1] if type(precision) is tuple else precision,
+        preferred_element_type=params["preferred_element_type"],
+    )
+    start, kept = len(batches[0]), other.ndim - len(sums[1]) - len(batches[1])
+    order = (*range(start), *range(start + kept, product.ndim), *range(start, start + kept))
+    return lax.transpose(product, order)
 
 
 def _constant(const: Const) -> Any:

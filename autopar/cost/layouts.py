@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from autopar.cluster.chip import Platform
+from autopar.cost.ops import made_by
 from autopar.ir.graph import Op
 from autopar.ir.rule import Rule
 from autopar.ir.values import item_bytes
@@ -50,7 +51,8 @@ class Order:
         """True if tiles can turn a value over from this order to another.
 
         [a, b, c] -> [c, b, a] takes tiles of a and of b x c, if c is a power of two, else of c
-        alone; [a, b, c] -> [b, c, a] of a and of b x c, and [a, b, c] -> [a, c, b] of b and c.
+        alone; [a, b, c] -> [b, c, a] of a and of b x c, and [a, b, c] -> [a, c, b] of b and c. Of
+        [a, b, c] -> [c, a, b] it takes tiles of a x b and c: what stays side by side is one dim.
         """
         if set(self.dims) != set(wanted) or self.dims[-1:] == wanted[-1:]:
             return True
@@ -61,7 +63,12 @@ class Order:
             stop = wanted.index(behind[-1]) + 1
             runs = (behind[k:] for k in range(len(behind)))
             behind = next(r for r in runs if r == tuple(wanted[max(0, stop - len(r)) : stop]))
-        return min(size_of[wanted[-1]], math.prod(size_of[d] for d in behind)) >= _LEAST_TILED
+        places = [self.dims.index(d) for d in wanted]
+        ends = range(1, len(wanted))
+        stays = itertools.takewhile(lambda k: places[-k - 1] == places[-k] - 1, ends)
+        across = wanted[-1 - sum(1 for _ in stays) :]
+        sides = (math.prod(size_of[d] for d in side) for side in (across, behind))
+        return min(sides) >= _LEAST_TILED
 
     def sized(self, local: Sequence[int]) -> Order:
         """The order on a device that has these sizes of all dims."""
@@ -112,6 +119,7 @@ class Orders:
     ) -> None:
         self._of: dict[str, Order] = {}
         self._gathered: dict[str, Order] = {}
+        self._swapped: set[str] = set()
         self._visits, self._turned_over = visits, turned_over
 
     @property
@@ -120,16 +128,25 @@ class Orders:
         return bool(self._of or self._gathered)
 
     def product(
-        self, op: Op, operands: Sequence[str | None], made: str, local: Sequence[int]
+        self,
+        op: Op,
+        operands: Sequence[str | None],
+        made: str,
+        local: Sequence[int],
+        swapped: bool = False,
     ) -> list[Turned]:
         """The operands of a product that lie in an order; notes how a batched one's result lies.
 
-        `local` are the result's sizes on a device.
+        `local` are the result's sizes on a device. Its operands may be `swapped`.
         """
         assert op.rule is not None
         batched = bool(_batch_of(op.rule))
         if batched:
-            whole = Order(tuple(range(len(local))), (), self._visits.get(made, 0), made)
+            dims = tuple(range(len(local)))
+            if swapped:
+                self._swapped.add(made)
+                dims = tuple(sorted(dims, key=made_by(op.rule).__getitem__))
+            whole = Order(dims, (), self._visits.get(made, 0), made)
             self._of[made] = whole.sized(local)
         found = list[Turned]()
         for k, name in enumerate(operands):
@@ -143,9 +160,11 @@ class Orders:
     def _side(self, rule: Rule, operand: int, made: str) -> int:
         """The side of a product that an operand stands on.
 
-        Where the result is only turned over, XLA swaps the operands of the product instead.
+        Where the result is only turned over, XLA swaps the operands of the product instead, but
+        for batched ones, which a program may have swapped.
         """
-        return operand ^ (made in self._turned_over and not _batch_of(rule))
+        turned = made in self._swapped if _batch_of(rule) else made in self._turned_over
+        return operand ^ turned
 
     def taken(self, rule: Rule, operand: int, name: str, made: str) -> Sequence[int]:
         """The dims of a product's operand in the order in which it takes them.
@@ -231,12 +250,17 @@ class Layouts:
         self.copies: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     def product(
-        self, op: Op, operands: Sequence[str | None], made: str, local: Sequence[int]
+        self,
+        op: Op,
+        operands: Sequence[str | None],
+        made: str,
+        local: Sequence[int],
+        swapped: bool = False,
     ) -> Mapping[str, str]:
         """Operands that a product wants in another order, with names for them in that order."""
         found: dict[str, str] = {}
         if op.rule is not None:
-            for turned in self.orders.product(op, operands, made, local):
+            for turned in self.orders.product(op, operands, made, local, swapped):
                 wanted = turned.wanted(op.rule, self._on_gpu)
                 if wanted is not None:
                     found[turned.name] = self._copy(turned, wanted)

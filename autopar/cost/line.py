@@ -331,7 +331,7 @@ def _read_from_memory(
         return set(line.reads[i]) - line.copied[i].keys()
     if op.kind == "dot_general":
         local = sizes.local(run.result_shardings[0], op.results[0].shape)
-        copied = dict(layouts.product(op, run.operands, run.results[0], local))
+        copied = dict(layouts.product(op, run.operands, run.results[0], local, run.swapped))
         if sizes.platform == "gpu":
             copied.update(_padded_operands(line, layouts, sizes, run, op, copied))
         if copied:

@@ -109,6 +109,27 @@ def operand_shape(op: Op, operand: int) -> tuple[int, ...]:
     return tuple(math.prod(rule.factors[f].size for f in dim) for dim in rule.operands[operand])
 
 
+def made_by(rule: Rule) -> list[int]:
+    """What makes each dim of a product's result: 0 both operands, 1 the second, 2 the first."""
+    first, second = ({f for dim in dims for f in dim} for dims in rule.operands[:2])
+    dims = [set(dim) for dim in rule.results[0]]
+    return [0 if d <= first & second else 1 if d <= second else 2 for d in dims]
+
+
+def is_better_swapped(product: Op, reader: Op) -> bool:
+    """True if a batched product should be made with its operands swapped for its only reader.
+
+    It is turned over so that what its first operand makes comes last. Made with that innermost,
+    scores lie in rows, as the sums of a softmax read them. Of products without a batch XLA swaps
+    the operands itself, and where either operand makes one dim it has the result lie so.
+    """
+    if product.kind != "dot_general" or reader.kind != "transpose" or product.rule is None:
+        return False
+    makers = made_by(product.rule)
+    is_grouped = {*makers} == {0, 1, 2} and max(makers.count(1), makers.count(2)) > 1
+    return is_grouped and makers[reader.ints("permutation")[-1]] == 2
+
+
 def group_count(op: Op) -> int:
     """The number of groups that the rows of a product come in; 1 for all but ragged products."""
     if op.kind != "ragged_dot_general" or op.rule is None:

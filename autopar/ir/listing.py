@@ -99,7 +99,8 @@ class LocalOp:
     """An op on this device's pieces. An operand None is the equation's own literal.
 
     `equation` is the path of the op in the graph: indices into ops, and through bodies
-    (op, body, op, ...).
+    (op, body, op, ...). A product that is `swapped` is made as that of the second operand by the
+    first, and turned over.
     """
 
     equation: tuple[int, ...]
@@ -107,6 +108,7 @@ class LocalOp:
     results: tuple[str, ...]
     operand_shardings: tuple[Sharding, ...]
     result_shardings: tuple[Sharding, ...]
+    swapped: bool = False
 
     def share(self, mesh: MeshShape) -> int:
         """Over how many devices the op's work is divided: every axis that an operand lies over."""

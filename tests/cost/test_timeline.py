@@ -539,7 +539,8 @@ def test_a_gpu_fills_a_stack_with_zeros_before_its_loop(ends: tuple[str, str]) -
 
 
 def test_what_is_turned_over_item_by_item_takes_a_transaction_each() -> None:
-    # %g lies [groups, positions, keys] and is added to what lies [keys, positions, groups].
+    # %g lies [groups, positions, keys] and is added to what lies [keys, positions, groups]: this is
+    # given back, too, so that it is not made otherwise.
     graph = attach_rules(
         parse_graph("""graph g(%k: bf16[4,1024,64] batch "k",
         %q: bf16[4,1024,2,64] batch "q", %p: bf16[4,2,1024,64] batch "p") {
@@ -549,7 +550,7 @@ def test_what_is_turned_over_item_by_item_takes_a_transaction_each() -> None:
       %g: bf16[4,2,1024,1024] = dot_general(%p, %k)
         flops=1 {dimension_numbers=(((3,), (2,)), ((0,), (0,)))}
       %y: bf16[4,2,1024,1024] = mul(%e, %g)
-      return %y
+      return %y, %s
     }""")
     )
     cluster, mesh = Cluster.parse("1xh100"), MeshShape.of((1,))

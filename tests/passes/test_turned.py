@@ -11,7 +11,7 @@ import autopar
 from autopar.cost.kernels import stored_kernels
 from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Graph
-from autopar.ir.listing import Block, Loop, Move
+from autopar.ir.listing import Block, LocalOp, Loop, Move
 from autopar.ir.sharding import Sharding
 from autopar.passes.shard.model.turned import turned_reads
 from autopar.planner.planned import Planned
@@ -64,7 +64,7 @@ def test_the_bytes_are_those_of_the_copies_in_the_listing(scan: bool, method: st
     graph, sharding = graph_of(plan), plan.programs.shardings[0]
     mesh, sizes = sharding.mesh, Sizes(graph, sharding.mesh, "gpu")
     told = 0.0
-    for path, found in turned_reads(graph).items():
+    for path, found in turned_reads(graph, on_gpu=True).items():
         op, rule = found.op, found.op.rule
         assert rule is not None
         given = sharding.assignment_of.get(path)
@@ -80,15 +80,15 @@ def test_the_bytes_are_those_of_the_copies_in_the_listing(scan: bool, method: st
     listing = plan.programs.program.parts[0].listing
     copied = copied_bytes(graph, listing.block, sizes)
     if method == "dp":
-        assert told == copied > 1e9
+        assert told == copied > 5e8
     else:  # with one head of keys on a device, several orders of a value may be the same
-        assert copied <= told < 1e9
+        assert copied == pytest.approx(told, rel=0.07)
 
 
 def test_as_many_heads_of_keys_as_of_queries_are_never_turned_over() -> None:
     plan = planned(True, "dp", grouped=False)
     mesh = plan.programs.shardings[0].mesh
-    for found in turned_reads(graph_of(plan)).values():
+    for found in turned_reads(graph_of(plan), on_gpu=True).values():
         whole = {
             t.operand: Sharding(((),) * len(v.shape))
             for t, v in zip(found.turned, found.values, strict=True)
@@ -97,13 +97,31 @@ def test_as_many_heads_of_keys_as_of_queries_are_never_turned_over() -> None:
 
 
 @pytest.mark.parametrize("scan", [False, True])
-def test_heads_are_sharded_where_turning_scores_over_costs_more(scan: bool) -> None:
-    """Data parallelism communicates less, and was the plan while copies had no price."""
+def test_scores_that_are_made_in_rows_are_hardly_turned_over(scan: bool) -> None:
+    """Made as keys times queries, as `jnp.einsum` writes it, they were: six times the bytes."""
+    plan = planned(scan, "dp")
+    graph, sharding = graph_of(plan), plan.programs.shardings[0]
+    (listing,) = (part.listing for part in plan.programs.program.parts)
+    blocks = [listing.block]
+    blocks += [b for s in listing.block.instructions if isinstance(s, Loop) for b in s.bodies]
+    swapped = [s for b in blocks for s in b.instructions if isinstance(s, LocalOp) and s.swapped]
+    assert {graph.op_at(s.equation).kind for s in swapped} == {"dot_general"}
+    assert {graph.op_at(s.equation).origin.region for s in swapped} == {"forward", "backward"}
 
-    def copied(plan: Planned) -> float:
-        sizes = Sizes(graph_of(plan), plan.programs.shardings[0].mesh, "gpu")
-        return copied_bytes(graph_of(plan), plan.programs.program.parts[0].listing.block, sizes)
+    def told(on_gpu: bool) -> float:
+        moved = 0.0
+        for path, found in turned_reads(graph, on_gpu).items():
+            given, rule = sharding.assignment_of.get(path), found.op.rule
+            assert rule is not None
+            lies = {
+                t.operand: given.operand_sharding(rule, t.operand, sharding.mesh)
+                if given is not None
+                else sharding.sharding_of[found.op.results[0].name]
+                for t in found.turned
+            }
+            moved += found.nbytes(lies, sharding.mesh, on_gpu=True)
+        return moved
 
+    assert told(on_gpu=False) > 6 * told(on_gpu=True) > 0
     auto, data = planned(scan, "auto"), planned(scan, "fsdp")
-    assert auto.plan.prediction.seconds < data.plan.prediction.seconds
-    assert copied(auto) < 0.2 * copied(data)
+    assert auto.plan.prediction.seconds <= data.plan.prediction.seconds

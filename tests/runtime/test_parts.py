@@ -280,3 +280,30 @@ def test_stacks_on_gpus_begin_as_memory_that_is_found(platform: str, found: int)
     traced = part.jitted(bound).trace(*(t.on(bound) for t in part.given))
     lowered = traced.lower(lowering_platforms=("cuda" if platform == "gpu" else platform,))
     assert lowered.as_text().count("AllocateBuffer") == found
+
+
+def test_a_product_may_be_made_with_its_operands_swapped() -> None:
+    """The listing says so for GPUs; what is made is the same."""
+
+    def step(q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        made = jnp.einsum("btkgc,bskc->bkgts", q, k, precision=("highest", "high"))
+        return q, jax.nn.softmax(made)
+
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 6, 3, 4, 5), dtype=np.float32)
+    k = rng.standard_normal((2, 7, 3, 5), dtype=np.float32)
+    wanted = jax.jit(step)(q, k)[1]
+    planned = autopar.parallelize(step, cluster="1xh100").planned(q, k)
+    (part,) = planned.program.parts
+    assert sum(getattr(s, "swapped", False) for s in part.listing.block.instructions) == 1
+    mesh = shape_with_axis(planned.plan.mesh)
+    (source,) = Interface(planned.trace, planned.program, (mesh,)).sources("cpu", False)
+    _, scores = source.jitted(bind_mesh(mesh, (0,)))(q, k)
+    np.testing.assert_allclose(np.asarray(scores), np.asarray(wanted), rtol=1e-5, atol=1e-6)
+    before, after = (
+        next(e for e in jaxpr.eqns if e.primitive.name == "dot_general")
+        for jaxpr in (jax.make_jaxpr(step)(q, k), jax.make_jaxpr(source.local())(q, k))
+    )
+    assert [v.aval.shape for v in before.invars] == [k.shape, q.shape]
+    assert [v.aval.shape for v in after.invars] == [q.shape, k.shape]
+    assert after.params["precision"] == before.params["precision"][::-1]

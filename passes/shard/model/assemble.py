@@ -339,7 +339,7 @@ class Assembler:
         reading, mesh, platform = self._reading, self.mesh, self._prices.platform
         if platform == "tpu":  # whose products take operands in any order
             return
-        for path, found in reading.turned.items():
+        for path, found in reading.turned(platform == "gpu").items():
             op, rule = found.op, found.op.rule
             assert rule is not None
             # 1. How each choice shards what is read: by the op's own, or as its group lies.

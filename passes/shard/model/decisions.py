@@ -247,6 +247,10 @@ class Reading:
     _spans: dict[Platform, BlockSpans] = field(
         default_factory=dict[Platform, BlockSpans], init=False, repr=False, compare=False
     )
+    _turned: dict[bool, Mapping[OpPath, TurnedReads]] = field(
+        default_factory=dict[bool, Mapping[OpPath, TurnedReads]],
+        init=False, repr=False, compare=False,
+    )  # fmt: skip
 
     @property
     def graph(self) -> Graph:
@@ -266,10 +270,11 @@ class Reading:
         """The dims of values that carry the batch."""
         return tag_batch(self.graph)
 
-    @cached_property
-    def turned(self) -> Mapping[OpPath, TurnedReads]:
+    def turned(self, on_gpu: bool) -> Mapping[OpPath, TurnedReads]:
         """The ops that may have to be given operands in another order than they lie in."""
-        return turned_reads(self.graph)
+        if on_gpu not in self._turned:
+            self._turned[on_gpu] = turned_reads(self.graph, on_gpu)
+        return self._turned[on_gpu]
 
     @property
     def values(self) -> Mapping[str, Value]:

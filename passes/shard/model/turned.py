@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.cost.layouts import Orders, Turned, visited, wasted_bytes
-from autopar.cost.ops import is_fused_into_readers, is_reduction
+from autopar.cost.ops import is_better_swapped, is_fused_into_readers, is_reduction
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.sharding_plan import OpPath
@@ -59,10 +59,11 @@ class _Line:
     reads: tuple[str | None, ...]
 
 
-def turned_reads(graph: Graph) -> Mapping[OpPath, TurnedReads]:
+def turned_reads(graph: Graph, on_gpu: bool) -> Mapping[OpPath, TurnedReads]:
     """The ops of a graph, and of the bodies in it, that may have to be given operands anew.
 
-    One copy serves all that want it, so only the first reader of a value has it.
+    On GPUs products are made with their operands swapped where their only reader wants that. One
+    copy serves all that want it, so only the first reader of a value has it.
     """
     values = graph.nested_values
     return {
@@ -72,21 +73,27 @@ def turned_reads(graph: Graph) -> Mapping[OpPath, TurnedReads]:
             tuple(values[t.name] for t in turned),
             tuple(values[t.order.made] for t in turned),
         )
-        for path, op, turned in _block(graph, ())
+        for path, op, turned in _block(graph, (), on_gpu)
     }
 
 
-def _block(graph: Graph, path: OpPath) -> Iterator[tuple[OpPath, Op, list[Turned]]]:
+def _block(graph: Graph, path: OpPath, on_gpu: bool) -> Iterator[tuple[OpPath, Op, list[Turned]]]:
     # 1. The block in one line: remat ops are inlined, as the listing has them.
     lines = list(_inlined(graph, path, graph.aliases))
     reads = {r.name: line.reads for line in lines for r in line.op.results}
     # 2. The order of what each op reads; a body of its own has its own orders.
     orders = Orders(visited((_named(graph.aliases, o) for o in graph.outputs), reads))
     known = set[tuple[str, tuple[int, ...]]]()
+    readers: dict[str | None, list[Op | None]] = {
+        _named(graph.aliases, o): [None] for o in graph.outputs
+    }
+    for line in lines if on_gpu else ():
+        for name in dict.fromkeys(line.reads):
+            readers.setdefault(name, []).append(line.op)
     for line in lines:
         op, rule = line.op, line.op.rule
         for b, body in enumerate(op.graphs):
-            yield from _block(body, (*line.path, b))
+            yield from _block(body, (*line.path, b), on_gpu)
         if op.kind == _BARRIER:
             for source, result in zip(line.reads, op.results, strict=True):
                 if source is not None:
@@ -97,7 +104,10 @@ def _block(graph: Graph, path: OpPath) -> Iterator[tuple[OpPath, Op, list[Turned
         if is_fused_into_readers(op):
             found = orders.element_wise(op, line.reads, made) if orders.any else []
         elif op.kind == "dot_general" and not is_reduction(op):
-            found = orders.product(op, line.reads, made, op.results[0].shape)
+            reading = readers.get(made, [])
+            alone = reading[0] if len(reading) == 1 else None
+            swapped = alone is not None and is_better_swapped(op, alone)
+            found = orders.product(op, line.reads, made, op.results[0].shape, swapped)
         # Dims that are one long on a device only make an order suit: what suits whole does so cut.
         copied = list[Turned]()
         for turned in found:
