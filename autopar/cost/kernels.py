@@ -281,7 +281,8 @@ class _Writer:
         if self._line.copied and self._line.fused[i]:
             self._computed[self._line.makes[i][0]] = sources, nbytes[0]
         readers = min(_READERS, roots.bit_count())
-        if readers and self._fused(i, step, sources, sum(nbytes), readers):
+        may_fuse = readers and not self._adds_to_product(i)
+        if may_fuse and self._fused(i, step, sources, sum(nbytes), readers):
             return
         makes = tuple(self._line.makes[i])
         for name, size in zip(makes, nbytes, strict=True):
@@ -486,7 +487,7 @@ class _Writer:
     def _product_added(self, i: int) -> str | None:
         """The product's result, with a bias or without, that an instruction adds a piece to.
 
-        h = x @ w + b    y = h + c    or    y = c + h.T
+        h = x @ w + b    y = h + c    or    y = c + h.T    or    y = h.T + (z @ v).T
         """
         line, op = self._line, self._line.ops[i]
         reads = line.reads[i]
@@ -500,9 +501,19 @@ class _Writer:
             made = self._plain_product(product)
             if made is None or made.results[0].dtype != op.results[0].dtype:
                 continue
+            if self._plain_product(self._moved_from(other)) is not None:
+                added = self._moved_from(other)
             if self._nbytes.get(added) == self._nbytes.get(product, 0):
                 return product
         return None
+
+    def _adds_to_product(self, i: int) -> bool:
+        """True if an instruction adds a piece to a product that nothing else reads.
+
+        The product does it, however cheap it is for all that reads the sum.
+        """
+        product = self._product_added(i)
+        return product is not None and len(self._line.readers[product]) == 1
 
     def _unbiased(self, name: str) -> str:
         """The value to which a vector is added where that makes another, or the value itself."""

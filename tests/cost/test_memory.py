@@ -95,12 +95,12 @@ def stored(graph: Graph) -> list[tuple[str, ...]]:
     return [makes for makes, _ in kernels(graph)]
 
 
-def test_a_long_sum_is_one_kernel_that_reads_every_term() -> None:
+def test_a_long_maximum_is_one_kernel_that_reads_every_term() -> None:
     """Terms that other terms read too are read once, and what each term copies does not add up."""
     terms = 800
     lines = [dot(f"%d{i}", "%x", "%x") for i in range(terms)]
-    lines.append(element("%s1", "add", "%d0, %d1"))
-    lines += [element(f"%s{i}", "add", f"%s{i - 1}, %d{i}") for i in range(2, terms)]
+    lines.append(element("%s1", "max", "%d0, %d1"))
+    lines += [element(f"%s{i}", "max", f"%s{i - 1}, %d{i}") for i in range(2, terms)]
     lines.append(element("%e", "mul", f"%s{terms - 1}, %d7"))
     tracemalloc.start()
     try:
@@ -111,6 +111,22 @@ def test_a_long_sum_is_one_kernel_that_reads_every_term() -> None:
     assert found[-1] == (("%e",), frozenset(f"%d{i}" for i in range(terms)))
     assert len(found) == terms + 1
     assert most < 8 * 2**20  # copied into each other they are 18 MiB
+
+
+def test_a_product_adds_another_to_itself() -> None:
+    """cuBLAS does it before it stores, also where all that reads the sum could."""
+    graph = graph_of(
+        dot("%a", "%x", "%x"), dot("%b", "%a", "%x"),
+        element("%s", "add", "%b, %a"), element("%u", "exp", "%s"), element("%v", "sin", "%s"),
+        returns='%u "u",\n%v "v"',
+    )  # fmt: skip
+    assert kernels(graph)[1] == (("%s",), frozenset(("%x", "%a")))
+    other = graph_of(
+        dot("%a", "%x", "%x"), dot("%b", "%a", "%x"),
+        element("%s", "sub", "%b, %a"), element("%u", "exp", "%s"), element("%v", "sin", "%s"),
+        returns='%u "u",\n%v "v"',
+    )  # fmt: skip
+    assert stored(other) == [("%a",), ("%b",), ("%u",), ("%v",)]
 
 
 @pytest.mark.smoke
@@ -504,7 +520,7 @@ def test_what_is_gathered_along_a_later_dim_is_written_once_more(
 def test_a_fence_keeps_recomputation_until_all_of_it_is_there() -> None:
     graph = graph_of(
         dot("%a", "%x", "%x"), dot("%b", "%a", "%x"), dot("%c", "%x", "%x"),
-        element("%s", "add", "%c, %b"),
+        element("%s", "max", "%c, %b"),
         "%y: f32[64] = reduce_sum(%s) forward {axes=(1,), out_sharding=None}", returns='%y "y"',
     )  # fmt: skip
     first, second, third, *rest = listing(graph).block.instructions
