@@ -706,6 +706,8 @@ def beside_moves(
 ) -> Stored:
     """Kernels of a block in the order in which XLA's latency-hiding scheduler leaves them.
 
+    It leaves a block without collectives as it is.
+
     `elsewhere` are the times of pieces that are made outside of the loop that they come from.
     """
     kernels, times = stored.kernels, elsewhere or {}
@@ -722,6 +724,8 @@ def beside_moves(
         beside.append(any(t.is_beside for t in own) if n is None else timed.streams.beside[n])
         if n in timed.known.products or any(t.is_product for t in own):
             products.add(k)
+    if not any(beside):
+        return stored
     known = Known(takes, frozenset(products), timed.known.guessed)
     order = _latency_hiding_order(kernels, needed(kernels), beside, known)
     return replace(stored, kernels=tuple(kernels[k] for k, is_end in order if not is_end))
@@ -763,17 +767,14 @@ def _latency_hiding_order(
     1. The end of a collective goes as soon as no other is under way; of several, that which ends
        the longest way of collectives, itself among them.
     2. Work that is ready goes before what is not. What a product has just let go of is ready in a
-       moment, as a view lies between them: what has waited for longer goes first, such as weight
-       gradients. What has several results comes in a tuple, out of which another view takes that
-       one: it waits until some other work is placed, and goes before what that lets go of.
+       moment, as a view lies between them, and so is what has several results, which come in a
+       tuple: what has waited for longer goes first, such as weight gradients.
     3. A start whose time has come goes first where another collective waits for it, and last where
-       no collective is ahead of it.
+       no collective is ahead of it. Else it is work like other work that is ready, but for rule 5.
     4. What has the longest collectives ahead of it goes first.
-    5. What takes closest to the time until something else is ready goes first. Where times are
-       known that is the start of the collective under way alone: of what is ready in a moment we
-       know too little. Where they are guessed it is anything, so what takes next to nothing goes
-       before products as long as something has just become ready.
-    6. The last in the given order goes first.
+    5. What takes closest to the time until something else is ready goes first, be it in a moment.
+    6. What lets the most others go goes first: it alone still reads the most pieces.
+    7. The last in the given order goes first.
 
     Raises GraphError where kernels wait for each other.
     """
@@ -787,57 +788,52 @@ def _latency_hiding_order(
         readers[n] += 1
 
     # Kernels that nobody before them waits for; of ends, heaps of (-ahead, -kernel).
-    work = _Work(ahead, takes)
+    work = _Work(kernels, ahead, takes)
     soon: list[tuple[float, float, int]] = []  # work behind the time at which it is ready
     ends: list[tuple[float, int]] = []
     under_way: tuple[float, int] | None = None  # when its start is ready, and the collective
-    coming: list[float] = []  # where times are guessed, a heap of those at which kernels are ready
-    in_tuples: list[int] = []  # work of several results that a product has just let go of
-    from_tuples = set[int]()  # that which another view has let go of since
+    coming: list[float] = []  # a heap of the times at which kernels are ready
     order: list[tuple[int, bool]] = []
     now = 0.0
 
     def place(k: int, began: float) -> None:
         order.append((k, False))
+        work.placed(k)
         for n in needs[k]:
-            let_go = now if k in products or n in products else began
-            ready_at[n] = max(ready_at[n], let_go + moment)
+            is_viewed = k in products or n in products or len(kernels[n].makes) > 1
+            ready_at[n] = max(ready_at[n], (now if is_viewed else began) + moment)
             readers[n] -= 1
             if not readers[n]:
-                if k in products and len(kernels[n].makes) > 1 and not on_wires[n]:
-                    in_tuples.append(n)
-                else:
-                    release(n)
+                release(n)
 
     def release(k: int) -> None:
         if on_wires[k]:
             heapq.heappush(ends, (-ahead[k] - takes[k], -k))
         else:
             heapq.heappush(soon, (ready_at[k], -ahead[k], -k))
-            if known.guessed:
-                heapq.heappush(coming, ready_at[k])
+            expect(ready_at[k])
+
+    def expect(at: float) -> None:
+        if at > now:
+            heapq.heappush(coming, at)
 
     for k in [k for k, count in enumerate(readers) if not count]:
         release(k)
-    while work or soon or ends or under_way is not None or in_tuples:
-        if not (work or soon or ends or under_way is not None):
-            for n in in_tuples:
-                release(n)
-            in_tuples = []
+    while work or soon or ends or under_way is not None:
         if ends and under_way is None:
             k = -heapq.heappop(ends)[1]
             under_way = now + takes[k], k
-            if known.guessed:
-                heapq.heappush(coming, under_way[0])
+            expect(under_way[0])
             order.append((k, True))
         while soon and soon[0][0] <= now:
-            k = -heapq.heappop(soon)[2]
-            work.add(k, k in from_tuples)
+            work.add(-heapq.heappop(soon)[2])
+        while coming and coming[0] < now:
+            heapq.heappop(coming)
         if under_way is not None:
             at, k = under_way
             if work:
-                is_deeper = 0 < ahead[k] and ahead[k] > work.most_ahead
-                starts = at <= now and (bool(ends) or is_deeper)
+                is_first = 0 < ahead[k] and work.goes_behind(k, bool(coming))
+                starts = at <= now and (bool(ends) or is_first)
             else:
                 starts = not soon or at <= soon[0][0]
             if starts:
@@ -846,82 +842,106 @@ def _latency_hiding_order(
                 continue
         began = now
         if work:
-            left: float | None = None
-            if known.guessed:
-                while coming and coming[0] < now:
-                    heapq.heappop(coming)
-                if coming:
-                    left = coming[0] - now
-            elif under_way is not None and under_way[0] > now:
-                left = under_way[0] - now
-            k = work.take(left)
+            k = work.take(coming[0] - now if coming else None)
         else:
             began, _, k = heapq.heappop(soon)
             k = -k
         now = began + takes[k]
-        waiting, in_tuples = in_tuples, []
         place(k, began)
-        for n in waiting:
-            ready_at[n] = max(ready_at[n], now + moment)
-            from_tuples.add(n)
-            release(n)
     if left_out := len(kernels) - sum(not is_end for _, is_end in order):
         raise GraphError(f"{left_out} of {len(kernels)} kernels wait for each other")
     return order[::-1]
 
 
 class _Work:
-    """Kernels that are ready, by the seconds of collectives ahead of them and what they take."""
+    """Kernels that are ready, by the seconds of collectives ahead of them and what they take.
 
-    def __init__(self, ahead: Sequence[float], takes: Sequence[float]) -> None:
+    Those that alone still read the most pieces let the most others go.
+    """
+
+    def __init__(
+        self, kernels: Sequence[Kernel], ahead: Sequence[float], takes: Sequence[float]
+    ) -> None:
         self._ahead, self._takes = ahead, takes
         self._depths: list[float] = []  # a heap, the deepest first
         self._by_time: dict[float, list[tuple[float, int]]] = {}
-        self._by_place: dict[float, list[int]] = {}
-        self._taken = set[int]()
-        self._count = 0
+        self._by_place: dict[float, list[tuple[int, int]]] = {}  # heaps, what lets go of most first
+        self._ready = set[int]()
+        self._reads = [kernel.reads for kernel in kernels]
+        self._lets_go = [0] * len(takes)
+        # Of each piece, how many that read it are still to be placed, and the sum of their numbers.
+        self._unplaced: dict[str, tuple[int, int]] = {}
+        for k, reads in enumerate(self._reads):
+            for name in reads:
+                count, total = self._unplaced.get(name, (0, 0))
+                self._unplaced[name] = count + 1, total + k
+        for count, k in self._unplaced.values():
+            if count == 1:
+                self._lets_go[k] += 1
 
     def __bool__(self) -> bool:
-        return self._count > 0
+        return bool(self._ready)
 
-    @property
-    def most_ahead(self) -> float:
-        """The seconds of collectives ahead of the deepest."""
-        while not self._by_time[-self._depths[0]]:
-            heapq.heappop(self._depths)
-        return -self._depths[0]
-
-    def add(self, k: int, is_first: bool) -> None:
-        """A kernel becomes ready; where no time counts it may go before all that are as deep."""
+    def add(self, k: int) -> None:
+        """A kernel becomes ready."""
         depth = self._ahead[k]
         found = self._by_time.setdefault(depth, [])
         if not found:
             heapq.heappush(self._depths, -depth)
             self._by_place[depth] = []
         insort(found, (self._takes[k], k))
-        heapq.heappush(self._by_place[depth], -k - len(self._takes) * is_first)
-        self._count += 1
+        self._ready.add(k)
+        self._put(k)
+
+    def placed(self, k: int) -> None:
+        """Counts a kernel as placed: what is left of its pieces' readers may let go of them."""
+        for name in self._reads[k]:
+            count, total = self._unplaced[name]
+            self._unplaced[name] = count - 1, total - k
+            if count == 2:
+                self._lets_go[total - k] += 1
+                if total - k in self._ready:
+                    self._put(total - k)
+
+    def goes_behind(self, k: int, is_timed: bool) -> bool:
+        """True if a kernel goes before all that are ready, or before those that are less deep."""
+        depth = self._deepest()
+        if is_timed or self._ahead[k] != depth:
+            return self._ahead[k] > depth
+        return (self._lets_go[k], k) > self._last(depth)
 
     def take(self, seconds: float | None) -> int:
-        """Of the deepest, the one that takes closest to so long; the last where no time counts."""
-        depth = self.most_ahead
+        """Of the deepest, the one that takes closest to so long; else what lets go of the most."""
+        depth = self._deepest()
         found = self._by_time[depth]
         if seconds is None:
-            places = self._by_place[depth]
-            while -places[0] % len(self._takes) in self._taken:
-                heapq.heappop(places)
-            k = -places[0] % len(self._takes)
+            k = self._last(depth)[1]
         else:
             at = bisect_right(found, (seconds, len(self._takes)))
-            able = found[at - 1 : at]
-            if at < len(found):
-                longer = bisect_right(found, (found[at][0], len(self._takes)))
-                able.append(found[longer - 1])
-            k = min(able, key=lambda t: (abs(t[0] - seconds), -t[1]))[1]
+            near = [t for t, _ in (*found[max(0, at - 1) : at], *found[at : at + 1])]
+            closest = min(near, key=lambda t: abs(t - seconds))
+            equal = found[
+                bisect_left(found, (closest, 0)) : bisect_right(found, (closest, len(self._takes)))
+            ]
+            k = max(equal, key=lambda t: (self._lets_go[t[1]], t[1]))[1]
         found.pop(bisect_left(found, (self._takes[k], k)))
-        self._taken.add(k)
-        self._count -= 1
+        self._ready.remove(k)
         return k
+
+    def _put(self, k: int) -> None:
+        heapq.heappush(self._by_place[self._ahead[k]], (-self._lets_go[k], -k))
+
+    def _deepest(self) -> float:
+        while not self._by_time[-self._depths[0]]:
+            heapq.heappop(self._depths)
+        return -self._depths[0]
+
+    def _last(self, depth: float) -> tuple[int, int]:
+        """What lets go of the most, and the last of that, of what is so deep."""
+        places = self._by_place[depth]
+        while (k := -places[0][1]) not in self._ready or self._lets_go[k] != -places[0][0]:
+            heapq.heappop(places)
+        return -places[0][0], k
 
 
 def _nothing_inside(loop: Loop, op: Op, nbytes: Mapping[str, int]) -> int:

@@ -239,17 +239,23 @@ def test_weight_gradients_run_while_what_comes_next_is_gathered() -> None:
 
 
 def left_by_the_scheduler(
-    chain: Sequence[Kernel], moves: str, takes: float = 5.0, products: str = ""
+    chain: Sequence[Kernel], moves: str, takes: float = 5.0, products: str = "", short: str = ""
 ) -> str:
-    """The order in which kernels named by letters are left; `moves` are collectives."""
-    beside = [k.makes[0] in moves for k in chain]
-    assumed = [takes if on_wires else 1.0 for on_wires in beside]
+    """The order in which kernels named by letters are left; `moves` are collectives.
+
+    Without any the scheduler leaves all as it is given: Z is one that takes no time. All else takes
+    a second, but what is `short` takes a millionth.
+    """
+    chain = [*chain, Kernel(len(chain), ("Z",), frozenset())] if not moves else chain
+    beside = [k.makes[0] in (*moves, "Z") for k in chain]
+    times = {**dict.fromkeys(moves, takes), **dict.fromkeys(short, 1e-6), "Z": 0.0}
+    assumed = [times.get(k.makes[0], 1.0) for k in chain]
     streams = Streams([Seconds()] * len(chain), beside, [0.0] * len(chain))
     viewed = frozenset(n for n, k in enumerate(chain) if k.makes[0] in products)
     block = Block((), (), ())
     timed = Timed(block, tuple(chain), streams, {}, Known(assumed, viewed))
     stored = Stored(tuple(chain), {name: 1 for k in chain for name in k.makes}, frozenset())
-    return "".join(k.makes[0] for k in beside_moves(stored, timed).kernels)
+    return "".join(k.makes[0] for k in beside_moves(stored, timed).kernels).replace("Z", "")
 
 
 def lettered(*kernels: str) -> list[Kernel]:
@@ -257,12 +263,33 @@ def lettered(*kernels: str) -> list[Kernel]:
     return [Kernel(k, (text[0],), frozenset(text[1:])) for k, text in enumerate(kernels)]
 
 
-def test_what_comes_in_a_tuple_waits_for_another_view() -> None:
-    """p and q are products; of c, which p reads, and d, which q reads, c was let go of earlier."""
-    chain = lettered("a", "ca", "da", "qd", "pc")
-    assert left_by_the_scheduler(chain, moves="", products="pq") == "adcqp"
-    chain[1] = replace(chain[1], makes=("c", "x"))
-    assert left_by_the_scheduler(chain, moves="", products="pq") == "acdqp"
+def test_a_block_without_collectives_is_left_as_it_is() -> None:
+    chain = tuple(lettered("a", "wa", "pa", "dp"))
+    streams = Streams([Seconds()] * len(chain), [False] * len(chain), [0.0] * len(chain))
+    known = Known([1.0] * len(chain), frozenset({1, 2, 3}))
+    stored = Stored(chain, dict.fromkeys("awpd", 1), frozenset())
+    assert beside_moves(stored, Timed(Block((), (), ()), chain, streams, {}, known)) == stored
+
+
+def test_what_comes_in_a_tuple_is_ready_in_a_moment() -> None:
+    """w, which waits, goes before what d has let go of, as a view takes that out of the tuple."""
+    chain = lettered("a", "wa", "pa", "dp")
+    assert left_by_the_scheduler(chain, moves="") == "awpd"
+    chain[2] = replace(chain[2], makes=("p", "x"))
+    assert left_by_the_scheduler(chain, moves="") == "apwd"
+
+
+def test_what_lets_others_go_goes_last() -> None:
+    """w alone reads b; of x and y neither is the only one that reads a, until one is placed."""
+    assert left_by_the_scheduler(lettered("a", "b", "wb", "xa", "ya"), moves="") == "abxyw"
+    assert left_by_the_scheduler(lettered("a", "b", "xb", "va", "wa", "yb"), moves="") == "abvwxy"
+
+
+def test_what_fits_a_moment_runs_in_it() -> None:
+    """d is a product, and v takes as long as the view through which it reads p."""
+    chain = lettered("a", "va", "wa", "pa", "dp")
+    assert left_by_the_scheduler(chain, moves="", products="d", short="v") == "awpvd"
+    assert left_by_the_scheduler(chain, moves="", products="d") == "avpwd"
 
 
 def test_a_weight_gradient_that_waits_goes_behind_what_a_product_has_let_go_of() -> None:
@@ -274,14 +301,20 @@ def test_a_weight_gradient_that_waits_goes_behind_what_a_product_has_let_go_of()
 
 def test_what_collectives_lead_to_goes_last() -> None:
     # w is the last as given; b and c have the gather G ahead of them.
-    chain = lettered("a", "Ga", "bG", "cb", "wa")
-    assert left_by_the_scheduler(chain, moves="") == "aGbcw"
-    assert left_by_the_scheduler(chain, moves="G") == "aGwbc"
+    chain = lettered("a", "Ga", "bG", "cb", "va", "wv")
+    assert left_by_the_scheduler(chain, moves="") == "aGvbcw"
+    assert left_by_the_scheduler(chain, moves="G") == "aGvwbc"
 
 
 def test_a_collective_starts_at_once_where_another_waits_for_the_wires() -> None:
     chain = lettered("a", "Ga", "Ha", "bG", "cH", "xa", "ya")
     assert left_by_the_scheduler(chain, moves="GH", takes=1.0) == "aGxyHbc"
+
+
+def test_a_start_takes_its_turn_among_work_with_as_much_ahead() -> None:
+    # R is the last as given; it is through when x is placed.
+    chain = lettered("a", "Ga", "bG", "wb", "xb", "Rb")
+    assert left_by_the_scheduler(chain, moves="GR", takes=0.5) == "aGbwRx"
 
 
 def test_of_collectives_that_nothing_waits_for_the_longest_ends_last() -> None:
