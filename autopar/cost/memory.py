@@ -256,10 +256,10 @@ def _running(graph: Graph, moment: Moment) -> tuple[str, OpOrigin]:
 
 
 _NONE: Pieces = frozenset()
-# Of what a step holds beside its arguments: for the order in which XLA for GPUs runs the work of
-# trips that it takes out of loops, which is followed only so far, and on other platforms for the
-# holes that their allocators leave. Solvers weigh what they do not lay out with it, too.
-SPARE_SHARE = 0.05
+# Of what a step holds beside its arguments: for the holes that allocators of other platforms than
+# GPUs leave, and for the order in which XLA for GPUs runs the work of trips that it takes out of
+# loops, which is followed only so far.
+SPARE_SHARE, SPARE_SHARE_OF_TRIPS = 0.05, 0.02
 
 
 @dataclass(frozen=True)
@@ -405,7 +405,7 @@ class _Walk:
         found: list[Buffer] = []
         self._lay(moment, 0, found)
         laid_out = heap_bytes(found)
-        return apart + laid_out + (int(laid_out * SPARE_SHARE) if self._crossed else 0)
+        return apart + laid_out + (int(laid_out * SPARE_SHARE_OF_TRIPS) if self._crossed else 0)
 
     def _lay(self, moment: Moment, now: int, found: list[Buffer]) -> int:
         """Find the buffers of a block that begins now, and of its loops; returns its end."""
@@ -728,10 +728,10 @@ class _Walk:
         stored = self.unrolled(body, given, slices, stacked)
         if self._sizes.platform != "gpu" or loop.runs == 1:
             return self.busiest(body, self.joined(body, stored), given)
-        stored = self._along_rows(body, stored)
+        stored = _cut_for_triton(self._along_rows(body, stored), slices)
         leaving = self._leaving(loop, flow, b, stored)
         steady = steady_trip(stored, leaving)
-        joined = self.joined(body, _cut_for_triton(steady.stored, slices))
+        joined = self.joined(body, steady.stored)
         if leaving != Leaving():
             self._crossed[loop.results] = stored, leaving
         return self.busiest(body, joined, given, follows=steady.follows)

@@ -12,7 +12,7 @@ from autopar.cluster import Cluster
 from autopar.cluster.chip import Platform
 from autopar.cost.kernels import stored_kernels
 from autopar.cost.line import read_line
-from autopar.cost.memory import SPARE_SHARE, Held, held_bytes
+from autopar.cost.memory import SPARE_SHARE, SPARE_SHARE_OF_TRIPS, Held, held_bytes
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.cost.sizes import Sizes
@@ -264,7 +264,7 @@ def test_a_loop_on_gpus_holds_what_it_gathers_for_the_next_trip() -> None:
     gathered, product = 4096 * 4096 * 4, 512 * 4096 * 4
     # A trip has its own weights until its product is made, while it gathers those of the next.
     more = peaks["gpu", True] - peaks["gpu", False]
-    spare = int(SPARE_SHARE * (2 * gathered + 2 * product))
+    spare = int(SPARE_SHARE_OF_TRIPS * (2 * gathered + 2 * product))
     assert more == pytest.approx(gathered + spare, abs=2)
     assert peaks["tpu", True] == peaks["tpu", False]
 
@@ -397,7 +397,7 @@ def test_a_loop_holds_what_its_trips_hand_on_and_its_stacks_once(
     # before left. Trips in front of the loop and behind it find room in the stack's place.
     pieces = 3 + bool(kind) + gathers
     in_loop = (1 + 8) * PIECE + pieces * PIECE
-    share = SPARE_SHARE if kind or gathers else 0.0
+    share = SPARE_SHARE_OF_TRIPS if kind or gathers else 0.0
     # While %c is made: %w and %c (a long sum is cut into parts of 128, each of a piece).
     before = (wide // 64 + 1 + wide // 128) * PIECE
     assert beside == pytest.approx(max(in_loop, before) * (1 + share), abs=2)

@@ -138,3 +138,45 @@ def test_the_peak_of_a_trip_outside_its_loop_names_what_it_holds() -> None:
     products = [i for i in peak.items if i.name == "dot_general"]
     assert products
     assert all(i.shape == (64, 64) for i in products)
+
+
+def test_what_triton_reads_is_cut_out_of_a_stack_outside_the_loop_too() -> None:
+    """A softmax of its rows reads a slice; a gradient that is reduced takes a trip out."""
+    text = f"""graph g(%c: f32[64,64], %vs: f32[8,64,64]) {{
+      %r: f32[64,64], %ys: f32[8,64,64] = scan(%c, %vs) backward {{length=8, num_consts=0, num_carry=1, reverse=False, unroll=1}} [
+        graph body(%h: f32[64,64], %v: f32[64,64]) {{
+          %u: f32[64,64] = dot_general(%h, %h) backward {DOT}
+          %m: f32[64] = reduce_max(%v) backward {{axes=(1,), out_sharding=None}}
+          %n: f32[64,64] = broadcast_in_dim(%m) backward {{shape=(64, 64), broadcast_dimensions=(0,), sharding=None}}
+          %s: f32[64,64] = sub(%v, %n) backward
+          %e: f32[64,64] = mul(%s, %u) backward
+          %q: f32[64,64] = dot_general(%e, %h) backward {DOT}
+          %y: f32[64,64] = dot_general(%h, %u) backward {DOT}
+          return %q, %y
+        }}
+      ]
+      return %r, %ys
+    }}"""  # noqa: E501
+    graph = attach_rules(parse_graph(text), RuleBook())
+    whole, stack = replicated(2), replicated(3)
+    (scan,) = graph.ops
+    ops = scan.graphs[0].ops
+    body: list[ListingStep] = [
+        LocalOp(
+            (0, 0, i), op.value_operands, (f"{name}.raw" if name == "%y" else name,),
+            tuple(replicated(len(scan.graphs[0].values[o].shape)) for o in op.value_operands),
+            (replicated(len(op.results[0].shape)),),
+        )
+        for i, op in enumerate(ops)
+        for name in (op.results[0].name,)
+    ]  # fmt: skip
+    body.append(moved("%y", "%y.raw", "all-reduce", MESH))
+    trip = Block(("%h", "%v"), tuple(body), ("%q", "%y"))
+    loop = Loop((0,), ("%c", "%vs"), ("%r", "%ys"), (whole, stack), (trip,), 8)
+    listing = Listing(Block(("%c", "%vs"), (loop,), ("%r", "%ys")), (whole, stack), (whole, stack))
+    sizes = Sizes(graph, MESH)
+    stored = step_kernels(graph, listing, sizes, timed(graph, listing, sizes)).stored
+    made = {name: k for k in stored.kernels for name in k.makes}
+    assert made["%r trip 0 %v"].reads == {"%vs"}
+    assert "%r trip 0 %v" in made["%r trip 0 %e"].reads
+    assert stored.nbytes["%r trip 0 %v"] == stored.nbytes["%r trip 0 %e"]
