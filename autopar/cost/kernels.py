@@ -267,7 +267,9 @@ class _Writer:
     def visit(self, i: int, step: ListingStep, roots: int) -> None:
         """Fuse an instruction into its readers, or write its kernel."""
         copies = i in self._line.copied
-        sources = self._copied(i) if copies else self._sources(self._line.reads[i])
+        convolution = self._convolution_before(i)
+        reads = self._line.reads[i] if convolution is None else (convolution,)
+        sources = self._copied(i) if copies else self._sources(reads)
         if i in self._line.filled:
             sources = _joined((sources, self._filled(i)))
         if isinstance(step, Fence):
@@ -514,6 +516,35 @@ class _Writer:
         """
         product = self._product_added(i)
         return product is not None and len(self._line.readers[product]) == 1
+
+    def _convolution_before(self, i: int) -> str | None:
+        """The result of a convolution that an instruction adds a vector to, and nothing else reads.
+
+        cuDNN adds it before it stores, so what reads the sum reads no vector:
+
+            y = conv(x, w) + b
+        """
+        line, op, reads = self._line, self._line.ops[i], self._line.reads[i]
+        if self._sizes.platform != "gpu" or op is None or op.kind != "add" or len(reads) != 2:
+            return None
+        for at, name in enumerate(reads):
+            maker = line.maker.get(name)
+            made = line.ops[maker] if maker is not None else None
+            if (
+                made is not None and made.kind == "conv_general_dilated" and name in self._nbytes
+                and name not in line.padded and len(line.readers[name]) == 1
+                and self._is_vector(op, 1 - at, reads[1 - at])
+            ):  # fmt: skip
+                return name
+        return None
+
+    def _is_vector(self, op: Op, operand: int, name: str) -> bool:
+        """True if an operand, which has a name here, is a vector, spread over other dims or not."""
+        at = self._line.maker.get(name)
+        maker = self._line.ops[at] if at is not None else None
+        if maker is not None and maker.kind == "broadcast_in_dim":
+            op, operand = maker, 0
+        return sum(n > 1 for n in operand_shape(op, operand)) <= 1
 
     def _unbiased(self, name: str) -> str:
         """The value to which a vector is added where that makes another, or the value itself."""

@@ -221,3 +221,24 @@ def test_a_convolution_over_no_places_is_planned_as_a_product_is() -> None:
     shapes = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 512), (1024, 512)))
     planned = autopar.parallelize(step, cluster="8xh100", cache=False).planned(*shapes)
     assert planned.plan.prediction.seconds > 0
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_reads_a_convolution_with_a_bias_reads_no_bias(kept: bool) -> None:
+    """cuDNN adds it, unless what it is added to is read elsewhere too."""
+
+    def step(weights: Any, batch: jax.Array) -> Any:
+        weight, bias = weights
+        dims = ("NHWC", "HWIO", "NHWC")
+        made = jax.lax.conv_general_dilated(batch, weight, (1, 1), "SAME", dimension_numbers=dims)
+        other = jnp.sum(made) if kept else 0.0
+        return weights, jnp.sum(jnp.exp(made + bias.reshape(1, 1, 1, -1)), (0, 1, 2)) + other
+
+    weights = jax.ShapeDtypeStruct(FILTER, jnp.bfloat16), jax.ShapeDtypeStruct((64,), jnp.bfloat16)
+    images = jax.ShapeDtypeStruct((8, 8, 8, 64), jnp.bfloat16)
+    planned = autopar.parallelize(step, cluster="1xh100", cache=False).planned(weights, images)
+    (part,) = planned.program.parts
+    sizes = Sizes(planned.graph, planned.plan.mesh, "gpu")
+    found = stored_kernels(part.listing.block, sizes, sizes.inputs(part.listing), lambda *_: 0)
+    bias = planned.graph.inputs[1].value.name
+    assert any(bias in kernel.reads for kernel in found.kernels) is kept
