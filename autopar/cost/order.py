@@ -391,9 +391,37 @@ def lightened(stored: Stored) -> Stored:
     collectives read runs by itself: XLA fuses it with work of its own shape alone, which is what
     its readers are else.
     """
-    kernels, nbytes = stored.kernels, stored.nbytes
+    kernels = stored.kernels
     made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
     place = list(range(len(kernels)))
+    for k, read in _light_behind(stored, made).items():
+        place[k] = max(place[made[r]] for r in read)
+    return _placed(stored, place)
+
+
+def begun_by_makers(stored: Stored) -> Sequence[Kernel]:
+    """The kernels, sums reading what those that make it have summed up in part.
+
+    XLA for GPUs sums in two kernels where much is summed up to little. The first is fused with the
+    element-wise work that makes what it reads, which then comes in a tuple with its sums.
+    """
+    kernels, nbytes = list(stored.kernels), stored.nbytes
+    made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
+    for k, read in _light_behind(stored, made).items():
+        most = max(nbytes[name] for name in read)
+        for name in read if not kernels[k].picks else ():
+            maker = kernels[made[name]]
+            if nbytes[name] == most and maker.is_light and not maker.alone and maker.at >= 0:
+                part = f"{name} in part for {k}"
+                kernels[made[name]] = replace(maker, makes=(*maker.makes, part))
+                reads = kernels[k].reads.difference((name,)).union((part,))
+                kernels[k] = replace(kernels[k], reads=reads)
+    return kernels
+
+
+def _light_behind(stored: Stored, made: Mapping[str, int]) -> dict[int, list[str]]:
+    """Light kernels that read much more than they make and need not wait, with what they read."""
+    kernels, nbytes = stored.kernels, stored.nbytes
     alone = _looked_up_alone(kernels)
     few = dict[int, tuple[list[str], int]]()  # what such kernels read, the bytes of the largest
     for k, kernel in enumerate(kernels):
@@ -407,10 +435,11 @@ def lightened(stored: Stored) -> Stored:
     for k, kernel in enumerate(kernels):
         if kernel.is_light and not kernel.alone and kernel.at >= 0 and k not in few:
             passing.update(kernel.makes, kernel.reads)
-    for k, (read, most) in few.items():
-        if kernels[k].picks or all(r in passing for r in read if nbytes[r] == most):
-            place[k] = max(place[made[r]] for r in read)
-    return _placed(stored, place)
+    return {
+        k: read
+        for k, (read, most) in few.items()
+        if kernels[k].picks or all(r in passing for r in read if nbytes[r] == most)
+    }
 
 
 def _looked_up_alone(kernels: Sequence[Kernel]) -> set[int]:

@@ -23,6 +23,7 @@ from autopar.cost.ops import LONGEST_ROW, is_fused_into_readers, is_product, is_
 from autopar.cost.order import (
     RowWork,
     at_hand,
+    begun_by_makers,
     combined,
     depth_first,
     moved_along_rows,
@@ -727,7 +728,7 @@ def beside_moves(
     if not any(beside):
         return stored
     known = Known(takes, frozenset(products), timed.known.guessed)
-    order = _latency_hiding_order(kernels, needed(kernels), beside, known)
+    order = _latency_hiding_order(begun_by_makers(stored), needed(kernels), beside, known)
     return replace(stored, kernels=tuple(kernels[k] for k, is_end in order if not is_end))
 
 

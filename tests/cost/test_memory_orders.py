@@ -18,10 +18,12 @@ from autopar.cost.order import (
     RowWork,
     ahead,
     along_rows,
+    begun_by_makers,
     combined,
     depth_first,
     least_first,
     lightened,
+    needed,
     post_order,
     with_siblings,
 )
@@ -69,6 +71,17 @@ def test_every_order_runs_each_kernel_once_and_after_what_it_reads(data: st.Data
         assert sorted(made(order)) == sorted(names)
         place = {name: k for k, name in enumerate(made(order))}
         assert all(place[r] < place[k.makes[0]] for k in order.kernels for r in k.reads)
+
+
+@pytest.mark.parametrize(("nbytes", "is_begun"), [(4, True), (16, False)])
+def test_a_sum_is_begun_by_the_work_that_makes_what_it_reads(nbytes: int, is_begun: bool) -> None:
+    step = stored(("x", "", 64), ("y", "x", 64), ("s", "y", nbytes), ("z", "y", 64), kept="sz")
+    light = tuple(replace(kernel, is_light=kernel.makes != ("x",)) for kernel in step.kernels)
+    _, maker, total, other = begun_by_makers(replace(step, kernels=light))
+    assert len(maker.makes) == 1 + is_begun
+    assert total.reads == {maker.makes[-1]}
+    assert other.reads == {"y"}
+    assert needed([light[0], maker, total, other]) == needed(light)
 
 
 def test_xla_also_tries_the_order_in_which_it_visits_a_program() -> None:

@@ -239,12 +239,17 @@ def test_weight_gradients_run_while_what_comes_next_is_gathered() -> None:
 
 
 def left_by_the_scheduler(
-    chain: Sequence[Kernel], moves: str, takes: float = 5.0, products: str = "", short: str = ""
+    chain: Sequence[Kernel],
+    moves: str,
+    takes: float = 5.0,
+    products: str = "",
+    short: str = "",
+    large: str = "",
 ) -> str:
     """The order in which kernels named by letters are left; `moves` are collectives.
 
     Without any the scheduler leaves all as it is given: Z is one that takes no time. All else takes
-    a second, but what is `short` takes a millionth.
+    a second, but what is `short` takes a millionth. All has a byte, but what is `large` has 64.
     """
     chain = [*chain, Kernel(len(chain), ("Z",), frozenset())] if not moves else chain
     beside = [k.makes[0] in (*moves, "Z") for k in chain]
@@ -254,7 +259,8 @@ def left_by_the_scheduler(
     viewed = frozenset(n for n, k in enumerate(chain) if k.makes[0] in products)
     block = Block((), (), ())
     timed = Timed(block, tuple(chain), streams, {}, Known(assumed, viewed))
-    stored = Stored(tuple(chain), {name: 1 for k in chain for name in k.makes}, frozenset())
+    bytes_of = {name: 64 if name in large else 1 for k in chain for name in k.makes}
+    stored = Stored(tuple(chain), bytes_of, frozenset())
     return "".join(k.makes[0] for k in beside_moves(stored, timed).kernels).replace("Z", "")
 
 
@@ -283,6 +289,13 @@ def test_what_lets_others_go_goes_last() -> None:
     """w alone reads b; of x and y neither is the only one that reads a, until one is placed."""
     assert left_by_the_scheduler(lettered("a", "b", "wb", "xa", "ya"), moves="") == "abxyw"
     assert left_by_the_scheduler(lettered("a", "b", "xb", "va", "wa", "yb"), moves="") == "abvwxy"
+
+
+def test_a_sum_that_is_begun_by_another_kernel_lets_that_go() -> None:
+    """s sums y up, which w alone reads then: both go before z, which is the last as given."""
+    chain = [replace(k, is_light=k.makes[0] in "ys") for k in lettered("a", "ya", "sy", "wy", "za")]
+    assert left_by_the_scheduler(chain, moves="") == "ayswz"
+    assert left_by_the_scheduler(chain, moves="", large="y") == "ayzsw"
 
 
 def test_what_fits_a_moment_runs_in_it() -> None:
