@@ -283,7 +283,7 @@ class _Writer:
         if self._line.copied and self._line.fused[i]:
             self._computed[self._line.makes[i][0]] = sources, nbytes[0]
         readers = min(_READERS, roots.bit_count())
-        may_fuse = readers and not self._adds_to_product(i)
+        may_fuse = readers and i not in self._line.repeated and not self._adds_to_product(i)
         if may_fuse and self._fused(i, step, sources, sum(nbytes), readers):
             return
         makes = tuple(self._line.makes[i])

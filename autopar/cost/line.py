@@ -49,6 +49,9 @@ _MOST_IN_TILE = 65_536 * 2 // 5
 _HALVES, _AT_ONCE = frozenset({"bf16", "f16"}), 8
 
 
+# So many times over, beside once for itself, no kernel of XLA for GPUs computes what it could load.
+_MANY_TIMES, _ITSELF = 3.0, -1
+
 # A number that is everywhere, its dtype and the shape.
 Fill = tuple[str, str, tuple[int, ...]]
 
@@ -86,6 +89,8 @@ class Line:
     # Into which kernels it may be fused: bit j is kernel j, and of a copy those behind it. 0 where
     # the result is stored in any case.
     roots: list[int] = field(default_factory=list[int])
+    # Those that one kernel would compute many times over.
+    repeated: set[int] = field(default_factory=set[int])
 
     # -- values ----------------------------------------------------------------------------
     readers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -214,6 +219,8 @@ def _read(block: Block, sizes: Sizes) -> Line:
     if sizes.platform == "gpu":
         line.visits = visits
     _find_roots(line, set(returned))
+    if sizes.platform == "gpu":
+        _find_repeated(line)
     return line
 
 
@@ -671,3 +678,45 @@ def _find_roots(line: Line, wanted: Set[str]) -> None:
         alive[i] = used
         if fusible:
             roots[i] = found
+
+
+def _find_repeated(line: Line) -> None:
+    """Notes what one kernel would compute many times over, each time at other places.
+
+    Element-wise work reads a value where it is itself computed, so all that is read at the same
+    places counts once. A slice reads a part of it at places of its own, and what joins or pads
+    values reads each so: as often as those are computed, it is. So XLA counts (utilization):
+
+        odd = scan(x[::2] + x[1::2])    y = join(odd, odd + x[2::2])    odd twice, and so on inside
+    """
+    # By instruction, the readers, with the operand, that read it at places of their own, and how
+    # often each does for one item of the result. The kernel itself is (its instruction, _ITSELF).
+    places: dict[int, dict[tuple[int, int], float]] = {}
+    for i in range(len(line.ops) - 1, -1, -1):
+        op, own = line.ops[i], dict[tuple[int, int], float]()
+        readers = {j for m in line.makes[i] for j in line.readers.get(m, ()) if line.alive[j]}
+        for j in readers if line.roots[i].bit_count() == 1 else ():
+            reader = line.ops[j]
+            if not line.roots[j]:
+                own[j, _ITSELF] = 1.0
+            elif reader is not None and reader.rule is not None and reader.rule.is_elementwise:
+                own.update(places[j])
+            else:
+                share = _share_read(op, reader) * sum(places[j].values())
+                own.update(
+                    ((j, k), share) for k, n in enumerate(line.reads[j]) if n in line.makes[i]
+                )
+        if op is not None and sum(n for (_, k), n in own.items() if k != _ITSELF) >= _MANY_TIMES:
+            line.repeated.add(i)
+            own = {}
+        places[i] = own or {(i, _ITSELF): 1.0}
+
+
+def _share_read(op: Op | None, reader: Op | None) -> float:
+    """Of the items of a result, the share that a reader takes."""
+    if op is None or reader is None or reader.kind not in _CUTTING:
+        return 1.0
+    return min(1.0, reader.results[0].item_count / max(1, op.results[0].item_count))
+
+
+_CUTTING = frozenset({"slice", "split", "dynamic_slice"})

@@ -938,7 +938,7 @@ class _Work:
         return -self._depths[0]
 
     def _last(self, depth: float) -> tuple[int, int]:
-        """What lets go of the most, and the last of that, of what is so deep."""
+        """The one that lets the most others go, and the last of such, of what is so deep."""
         places = self._by_place[depth]
         while (k := -places[0][1]) not in self._ready or self._lets_go[k] != -places[0][0]:
             heapq.heappop(places)

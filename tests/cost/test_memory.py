@@ -113,6 +113,23 @@ def test_a_long_maximum_is_one_kernel_that_reads_every_term() -> None:
     assert most < 8 * 2**20  # copied into each other they are 18 MiB
 
 
+@pytest.mark.parametrize("windows", [3, 4])
+def test_what_a_kernel_would_compute_many_times_is_stored(windows: int) -> None:
+    """A sum of windows over rows reads nearly every row once for each of them."""
+    lines, total = [element("%e", "exp", "%x")], ""
+    for w in range(windows):
+        begin, end = w, 61 + w
+        lines.append(
+            f"%w{w}: f32[61,64] = slice(%e) forward {{limit_indices=({end}, 64), "
+            f"start_indices=({begin}, 0), strides=None}}"
+        )
+        if total:
+            lines.append(f"%s{w}: f32[61,64] = add({total}, %w{w}) forward")
+        total = f"%s{w}" if total else f"%w{w}"
+    graph = graph_of(*lines, returns=f'{total} "y"')
+    assert stored(graph) == [("%e",), (total,)][windows < 4 :]
+
+
 def test_a_product_adds_another_to_itself() -> None:
     """cuBLAS does it before it stores, also where all that reads the sum could."""
     graph = graph_of(
