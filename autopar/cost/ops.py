@@ -110,7 +110,7 @@ def operand_shape(op: Op, operand: int) -> tuple[int, ...]:
 
 
 def made_by(rule: Rule) -> list[int]:
-    """What makes each dim of a product's result: 0 both operands, 1 the second, 2 the first."""
+    """Makers of each dim of a product's result: 0 is both operands, 1 the second, 2 the first."""
     first, second = ({f for dim in dims for f in dim} for dims in rule.operands[:2])
     dims = [set(dim) for dim in rule.results[0]]
     return [0 if d <= first & second else 1 if d <= second else 2 for d in dims]

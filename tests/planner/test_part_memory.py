@@ -144,9 +144,9 @@ def backward_of_a_convolution(cluster: str) -> tuple[Planned, Part, PartCost]:
     return planned, part, cost
 
 
-@pytest.mark.parametrize(("cluster", "beside"), [("1xv100", 36 + 18), ("1xcpu", 18)])
-def test_what_a_convolution_adds_is_turned_over_beside_its_sum(cluster: str, beside: int) -> None:
-    """XLA for GPUs adds it up in a buffer of its own, which it copies to that of the sum."""
+@pytest.mark.parametrize(("cluster", "beside"), [("1xv100", 18 + 18), ("1xcpu", 18)])
+def test_what_a_convolution_adds_is_turned_over_before(cluster: str, beside: int) -> None:
+    """On GPUs: XLA would add it up in a buffer of its own, as large as the sum."""
     _, part, cost = backward_of_a_convolution(cluster)
     assert [a.dtype for a in part.accumulators] == ["f32"]
     assert cost.working_bytes == pytest.approx(beside * 2**20, rel=0.06)
@@ -177,8 +177,8 @@ def chained(weights: list[jax.Array], batch: jax.Array) -> Any:
 
 
 @needs_gpu_compiler
-def test_gradients_of_convolutions_wait_for_each_other() -> None:
-    """XLA adds them all up in the end, which holds them all: 27 MiB of 3, beside a sum of 18."""
+def test_gradients_of_convolutions_are_added_up_where_the_sums_lie() -> None:
+    """Else XLA adds them all up in the end: 27 MiB of three, beside a sum of 18."""
     step = autopar.parallelize(
         chained, cluster="2xv100", mesh="2", method="dp", microbatches=4, cache=False
     )
@@ -189,7 +189,7 @@ def test_gradients_of_convolutions_wait_for_each_other() -> None:
     (backward,) = (p for p in programs_of(planned, whole, Target.of(whole)) if p.name == "B0")
     export: Any = backward.export
     compiled = compile_ahead(export())
-    assert compiled.peak_bytes - compiled.argument_bytes > (27 + 18) * 2**20
+    assert compiled.peak_bytes - compiled.argument_bytes < 40 * 2**20
     assert backward.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)
 
 
