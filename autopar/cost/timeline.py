@@ -18,6 +18,7 @@ from itertools import accumulate, chain, combinations, groupby
 from autopar.cluster.catalog import entry_named
 from autopar.cost.few_blocks import BlockCounts, FewBlocks
 from autopar.cost.kernels import ADDING, COPY, FILL, Kernel, Stored, moves_by_piece, stored_kernels
+from autopar.cost.line import read_line
 from autopar.cost.merged_products import pays_to_merge
 from autopar.cost.ops import LONGEST_ROW, is_fused_into_readers, is_product, is_reduction
 from autopar.cost.order import (
@@ -240,7 +241,10 @@ class KernelTimes:
 
 
 def row_work(block: Block, sizes: Sizes, kernel: Kernel) -> RowWork | None:
-    """The rows that a kernel goes over, if one tile holds a row."""
+    """The rows that a kernel goes over, if one tile holds a row.
+
+    What is turned over, and lies as it did, has the rows that it had.
+    """
     step = kernel.instruction(block)
     if not isinstance(step, LocalOp) or not kernel.is_light:
         return None
@@ -248,6 +252,11 @@ def row_work(block: Block, sizes: Sizes, kernel: Kernel) -> RowWork | None:
     if is_reduction(op):
         return _row_sum(sizes, step, op)
     shape = sizes.made(step, op)
+    if op.kind == "transpose":
+        innermost = read_line(block, sizes).orders.innermost(step.results[0], shape)
+        given = sizes.shard(step, op)
+        if innermost is not None and op.ints("permutation")[innermost] == len(given) - 1:
+            shape = given
     return RowWork(shape, sums=False) if shape and shape[-1] <= LONGEST_ROW else None
 
 

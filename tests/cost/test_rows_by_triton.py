@@ -10,6 +10,10 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.cluster.target import Target
+from autopar.cost.kernels import stored_kernels
+from autopar.cost.sizes import Sizes
+from autopar.cost.timeline import row_work
+from autopar.ir.listing import LocalOp
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.launch import compile_ahead
 from autopar.verifying.programs import programs_of
@@ -81,3 +85,31 @@ def test_xla_holds_as_much(rows: int) -> None:
     export: Any = program.export
     allowed = 0.06 if rows < 128 else 0.015
     assert program.peak_bytes == pytest.approx(compile_ahead(export()).peak_bytes, rel=allowed)
+
+
+def grouped(q: Any, k: Any) -> jax.Array:
+    """The softmax of scores of two queries for each key."""
+    return jax.nn.softmax(jnp.einsum("btkgc,bskc->bkgts", q, k).astype(jnp.float32))
+
+
+def test_gradients_of_scores_in_rows_are_by_triton_however_they_are_turned_over() -> None:
+    """Products of keys are given them turned over, as scores are: they lie as the softmax does."""
+
+    def loss(ws: Any, x: Any) -> jax.Array:
+        q, k = ((x @ w) for w in ws)
+        weights = grouped(q.reshape(8, TIME, HEADS, 2, WIDTH), k.reshape(8, TIME, HEADS, WIDTH))
+        return jnp.mean(weights**2)
+
+    width = HEADS * WIDTH
+    found = trained(loss, arrays((width, 2 * width), (width, width)), arrays((8, TIME, width))[0])
+    (part,) = found.program.parts
+    block, sizes = part.listing.block, Sizes(found.graph, found.plan.mesh, "gpu")
+    stored = stored_kernels(block, sizes, sizes.inputs(part.listing), lambda *_: 0)
+    work = {
+        op.kind: rows
+        for kernel in stored.kernels
+        if isinstance(step := kernel.instruction(block), LocalOp)
+        and (rows := row_work(block, sizes, kernel)) is not None
+        and (op := sizes.op(step.equation)).origin.region == "backward"
+    }
+    assert work["transpose"].shape == work["reduce_sum"].shape == (8, HEADS, 2, TIME, TIME)
