@@ -73,7 +73,9 @@ class BlockCounts:
     def __init__(self, block: Block, sizes: Sizes, stored: Stored, filling: float) -> None:
         self._block, self._sizes, self._stored, self._filling = block, sizes, stored, filling
         self._outermost = columns_outermost(block, sizes)
-        self._runs = {s.results[0]: s for s in block.instructions if isinstance(s, LocalOp)}
+        self._runs = {
+            s.results[0]: s for s in block.instructions if isinstance(s, LocalOp) and s.results
+        }
 
     def found(
         self,

@@ -23,7 +23,7 @@ def picked_bytes(
     picks: set[str] = set()  # what is computed of something picked
     found: dict[tuple[str, ...], Mapping[str, int]] = {}
     for step in block.instructions:
-        if not isinstance(step, LocalOp):
+        if not isinstance(step, LocalOp) or not step.results:
             continue
         made = step.results[0]
         runs[made] = step

@@ -707,10 +707,11 @@ def products_swapped(graph: Graph, block: Block) -> Block:
             readers.setdefault(name, []).append(step)
 
     def is_swapped(step: LocalOp) -> bool:
-        op, reading = graph.op_at(step.equation), readers.get(step.results[0], [])
-        if op.kind != "dot_general" or len(reading) != 1 or step.results[0] in block.outputs:
+        op = graph.op_at(step.equation)
+        if op.kind != "dot_general" or step.results[0] in block.outputs:
             return False
-        (reader,) = reading
+        reading = readers.get(step.results[0], [])
+        reader = reading[0] if len(reading) == 1 else None
         return isinstance(reader, LocalOp) and is_better_swapped(op, graph.op_at(reader.equation))
 
     steps: list[ListingStep] = []

@@ -23,8 +23,8 @@ CUT: dict[str, Any] = {"stages": 1, "microbatches": 2}
 STAGES: dict[str, Any] = {"stages": 2, "microbatches": 4}
 
 
-def parallel(step: Any, **options: Any) -> Any:
-    return autopar.parallelize(step, cluster="8xcpu", donate=False, **options)
+def parallel(step: Any, cluster: str = "8xcpu", **options: Any) -> Any:
+    return autopar.parallelize(step, cluster=cluster, donate=False, **options)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,14 @@ def test_calls_are_those_of_plain_jit(name: str, form: dict[str, Any]) -> None:
     log = Log()
     step = BANK[name](log, False)
     assert check(log, jax.jit(step), parallel(step, **form)) >= 2
+
+
+@pytest.mark.parametrize("name", BANK)
+def test_calls_of_a_step_for_gpus_are_those_of_plain_jit(name: str) -> None:
+    """Calls that make nothing are listed and timed beside what GPUs make."""
+    log = Log()
+    step = BANK[name](log, False)
+    assert check(log, jax.jit(step), parallel(step, cluster="8xh100")) >= 2
 
 
 def trained(w: Any, b: Any) -> tuple[Any, Any]:
