@@ -509,7 +509,7 @@ class _Timer:
             return 0.0
         filled = sum(nbytes.get(r, 0) for r in flow.results_of(loop.results, PortKind.STACKED))
         copied = [nbytes.get(loop.results[r], 0) for r in self._copied(loop, flow)]
-        copies = (self._prices.elementwise(2 * n / loop.runs) for n in copied)
+        copies = (self._prices.elementwise(2 * n / max(1, loop.runs)) for n in copied)
         return self._prices.elementwise(filled) + loop.runs * sum(copies)
 
     def _copied(self, loop: Loop, flow: ControlFlow) -> Iterator[int]:

@@ -180,3 +180,8 @@ def test_what_triton_reads_is_cut_out_of_a_stack_outside_the_loop_too() -> None:
     assert made["%r trip 0 %v"].reads == {"%vs"}
     assert "%r trip 0 %v" in made["%r trip 0 %e"].reads
     assert stored.nbytes["%r trip 0 %v"] == stored.nbytes["%r trip 0 %e"]
+
+
+def test_a_loop_of_no_trips_takes_no_time_of_its_trips() -> None:
+    graph, listing = looped((), runs=0)
+    assert timed(graph, listing, Sizes(graph, MESH)).seconds.compute < 1e-4
