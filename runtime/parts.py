@@ -108,7 +108,8 @@ class _Emitter:
 
     def _run(self, run: LocalOp, env: Env) -> None:
         equation = self._equation(run.equation)
-        for name in self._wide.keys() & {*run.results}:
+        wide = self._wide.keys() & {*run.results}
+        for name in wide:
             equation = _made_in(equation, dtype_of(self._wide[name]))
         shapes = equation.operand_shapes
         operands = [
@@ -131,6 +132,9 @@ class _Emitter:
                 results = [_swapped(equation, *operands)]
             else:
                 results = local_run(equation.primitive.name)(equation, operands, local)
+        # XLA:CPU has no product that it both widens and turns over: it is turned over behind this.
+        if wide and self._platform == "cpu":
+            results = lax.optimization_barrier(list(results))
         env.update(zip(run.results, results, strict=True))
 
     def _constant_piece(self, equation: Equation, index: int, run: LocalOp) -> Any:

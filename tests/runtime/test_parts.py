@@ -307,3 +307,20 @@ def test_a_product_may_be_made_with_its_operands_swapped() -> None:
     assert [v.aval.shape for v in before.invars] == [k.shape, q.shape]
     assert [v.aval.shape for v in after.invars] == [q.shape, k.shape]
     assert after.params["precision"] == before.params["precision"][::-1]
+
+
+def test_wide_products_of_narrow_ones_are_added_and_turned_over_on_cpus() -> None:
+    """XLA:CPU cannot run a bf16 product of several dims that is made in f32 and turned over."""
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.sum(jnp.square(x @ w), dtype="f4"))(w)
+        return w - gradient, loss
+
+    rng = np.random.default_rng(0)
+    w = jnp.asarray(rng.standard_normal((4, 8)), "bfloat16")
+    x = jnp.asarray(rng.standard_normal((8, 6, 3, 4)), "bfloat16")
+    wanted = jax.jit(step)(w, x)[0]
+    found, _ = autopar.parallelize(step, cluster="1xcpu", microbatches=4, donate=False)(w, x)
+    np.testing.assert_allclose(
+        np.asarray(found, np.float32), np.asarray(wanted, np.float32), rtol=0.02, atol=0.1
+    )
