@@ -17,7 +17,7 @@ same of it by itself, so without this a plan would count what no device sends, c
     `merge_scatters`    all-reduce, then a slice of it       ->  reduce-scatter
     `merge_equals`      b = f(a), and later c = f(a)         ->  c is b
 
-And two keep compilers for GPUs from what they had better not do:
+And four keep compilers for GPUs from what they had better not do:
 
     `filters_apart`      an update that waits for a sum shares no kernel with a filter's cast
     `gradients_in_rows`  no update runs in the order in which cuDNN makes a filter's gradient
