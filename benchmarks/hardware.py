@@ -101,7 +101,8 @@ def timed_steps(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, A
         with jax.profiler.trace(folder):
             for _ in range(STEPS):
                 state, told = step(state, batch)
-            jax.block_until_ready((state, told))
+                metrics.append(told)
+            jax.block_until_ready((state, metrics[-1]))
         busy = _busy_seconds(Path(folder)) / STEPS
     return {"seconds": seconds, "spread": spread, "losses": losses, "busy_seconds": busy}
 

@@ -173,26 +173,30 @@ class _Emitter:
                 body, first, rows, length, params["reverse"], unroll=params["unroll"]
             )
             return [*carry, *stacked]
-        # The loop that JAX makes of a scan, but for how its stacks begin.
-        made = zip(equation.result_avals[count:], loop.result_shardings[count:], strict=True)
+        # The loop that JAX makes of a scan, but for how its stacks begin. Of one value there is one
+        # stack: compilers see that of equal zeros, but not of memory that is found.
+        names = loop.bodies[0].outputs[count:]
+        first_of = {name: k for k, name in reversed(list(enumerate(names))) if name is not None}
+        kept = [k if name is None else first_of[name] for k, name in enumerate(names)]
+        stacked = sorted(set(kept))
+        avals, laid = equation.result_avals[count:], loop.result_shardings[count:]
         empty = [
-            unwritten(s.shard_shape(a.shape, self._mesh), a.dtype, self._platform) for a, s in made
+            unwritten(
+                laid[k].shard_shape(avals[k].shape, self._mesh), avals[k].dtype, self._platform
+            )
+            for k in stacked
         ]
 
         def trip(state: tuple[Any, list[Any], list[Any]]) -> tuple[Any, list[Any], list[Any]]:
             number, carry, stacks = state
             at = length - 1 - number if params["reverse"] else number
-            slices = [_row(stack, at) for stack in rows]
-            carry, made = body(carry, slices)
-            return (
-                number + 1,
-                carry,
-                [_with_row(*pair, at) for pair in zip(stacks, made, strict=True)],
-            )
+            carry, made = body(carry, [_row(stack, at) for stack in rows])
+            pairs = zip(stacks, stacked, strict=True)
+            return number + 1, carry, [_with_row(stack, made[k], at) for stack, k in pairs]
 
-        start_at = np.int32(0)
-        _, carry, stacked = lax.while_loop(lambda s: s[0] < length, trip, (start_at, first, empty))
-        return [*carry, *stacked]
+        state = (np.int32(0), first, empty)
+        _, carry, stacks = lax.while_loop(lambda state: state[0] < length, trip, state)
+        return [*carry, *(stacks[stacked.index(k)] for k in kept)]
 
     def _while(self, loop: Loop, equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:
         tests, bodies = equation.params["cond_nconsts"], equation.params["body_nconsts"]

@@ -33,7 +33,7 @@ from autopar.cost.liveness import (
     piece_spans,
 )
 from autopar.cost.merged_products import with_products_merged
-from autopar.cost.ops import is_fused_into_readers, is_product
+from autopar.cost.ops import begins_as_found, is_fused_into_readers, is_product
 from autopar.cost.order import (
     ahead,
     along_rows,
@@ -664,7 +664,7 @@ class _Walk:
         return read
 
     def _with_stacks(self, block: Block, stored: Stored) -> Stored:
-        """The kernels, and those that fill the stacks of scans with zeros, which scans write into.
+        """The kernels, and those that begin the stacks of scans, which scans write into.
 
         Of stacks of one value XLA keeps the first, but for those that the block gives back.
         """
@@ -685,7 +685,8 @@ class _Walk:
                     zeros = zeros_of(r)
                     value, sharding = op.results[at], step.result_shardings[at]
                     shape = self._sizes.local(sharding, value.shape)
-                    self._fills[zeros] = "0", value.dtype, shape
+                    if not begins_as_found(op, self._sizes.platform):
+                        self._fills[zeros] = "0", value.dtype, shape
                     nbytes[zeros] = nbytes[r]
                     kernels.append(Kernel(FILL, (zeros,), _NONE))
                     reads.append(zeros)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+from autopar.cluster.chip import Platform
 from autopar.ir.graph import Op
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import Sharding
@@ -94,6 +95,11 @@ def _sums_nothing(op: Op) -> bool:
         return False
     kept = {f for dim in rule.results[0] for f in dim}
     return all(f in kept or rule.factors[f].size == 1 for dim in rule.operands[0] for f in dim)
+
+
+def begins_as_found(op: Op, platform: Platform) -> bool:
+    """True of a scan whose stacks begin as memory that is found, not as zeros."""
+    return platform == "gpu" and op.kind == "scan" and op.whole("unroll") == 1
 
 
 def is_scatter(op: Op) -> bool:

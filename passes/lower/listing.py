@@ -676,17 +676,16 @@ def _is_gradient(
     readers: Mapping[str | None, Sequence[ListingStep]],
     outputs: Collection[str | None],
 ) -> bool:
-    """True if the step returns a value, or the update alone reads it, also cast or in a sum."""
+    """True if the step returns a value, or its update alone reads it, cast, summed or moved too."""
     if name in outputs:
         return True
-    ops = [
-        graph.op_at(step.equation) if isinstance(step, LocalOp) else None
-        for step in readers.get(name, ())
-    ]
+    reading = readers.get(name, ())
+    ops = [graph.op_at(s.equation) if isinstance(s, LocalOp) else None for s in reading]
     if any(op is None or op.origin.region != "update" for op in ops):
-        is_handed_on = len(ops) == 1 and ops[0] is not None and ops[0].kind in (_CAST, *_SUMS)
-        made = names_made(readers[name][0])
-        return is_handed_on and _is_gradient(graph, made[0], readers, outputs)
+        (reader, op), *others = zip(reading, ops, strict=True)
+        is_handed_on = op.kind in (_CAST, *_SUMS) if op is not None else isinstance(reader, Move)
+        made = names_made(reader)
+        return not others and is_handed_on and _is_gradient(graph, made[0], readers, outputs)
     return bool(ops)
 
 

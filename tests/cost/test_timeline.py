@@ -557,7 +557,7 @@ STACKS = """graph g(%c: f32[64,64], %xs: f32[8,64,64]) {
 
 
 @pytest.mark.parametrize("ends", [("%p", "%q"), ("%q", "%p"), ("%q", "%q")])
-def test_a_gpu_fills_a_stack_with_zeros_before_its_loop(ends: tuple[str, str]) -> None:
+def test_a_stack_counts_once_more_on_a_gpu_as_its_zeros_would(ends: tuple[str, str]) -> None:
     """What is stacked is made in its place if it is element-wise work that nothing else reads."""
     text = STACKS.replace("return %p, %q", f"return {', '.join(ends)}")
     graph, mesh = attach_rules(parse_graph(text)), MeshShape((), ())

@@ -24,6 +24,7 @@ from autopar.ir.listing import (
     Loop,
     Move,
     MoveStep,
+    names_made,
 )
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.soundness import ListingChecker
@@ -204,6 +205,33 @@ def test_the_gradient_of_a_filter_is_turned_over_before_the_update() -> None:
     assert not any(
         isinstance(s, Move) and s.steps[-1].kind == IN_ROWS for s in other.block.instructions
     )
+
+
+def test_both_gradients_of_a_filter_that_is_read_twice_are_turned_over() -> None:
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss_of(w: jax.Array) -> jax.Array:
+            h = x
+            for _ in range(2):
+                dims = ("NHWC", "HWIO", "NHWC")
+                h = lax.conv_general_dilated(h, w, (1, 1), "SAME", dimension_numbers=dims)
+            return jnp.sum(h**2)
+
+        loss, grad = jax.value_and_grad(loss_of)(w)
+        return w - 0.1 * grad, loss
+
+    taps = jax.ShapeDtypeStruct((3, 3, 64, 64), "float32")
+    x = jax.ShapeDtypeStruct((64, 8, 8, 64), "float32")
+    graph, listing = _listing(step, taps, x, "dp")
+    made = {name: s for s in listing.block.instructions for name in names_made(s)}
+    turned = [
+        s for s in listing.block.instructions
+        if isinstance(s, Move) and s.steps == (MoveStep(IN_ROWS, ()),)
+    ]  # fmt: skip
+    kinds = {
+        graph.op_at(run.equation).kind for s in turned if isinstance(run := made[s.source], LocalOp)
+    }
+    assert (len(turned), kinds) == (2, {"conv_general_dilated"})  # summed before they are reduced
+    ListingChecker(MeshShape.of("data=8")).check(graph, listing)
 
 
 def _joined(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
