@@ -79,7 +79,8 @@ class MoveStep:
     def __str__(self) -> str:
         where = f" dim {self.dim}" if self.dim >= 0 else ""
         to = f"->{self.to_dim}" if self.to_dim >= 0 else ""
-        return f"{self.kind}({'+'.join(self.axes)}){where}{to}"
+        over = f"({'+'.join(self.axes)})" if self.axes else ""
+        return f"{self.kind}{over}{where}{to}"
 
 
 @dataclass(frozen=True)
