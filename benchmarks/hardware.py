@@ -24,6 +24,7 @@ import numpy as np
 from jax.profiler import ProfileData
 
 import autopar
+from autopar.runtime.validation.steps import laid_out_bytes
 from benchmarks.zoo.cases import CASES, Case
 
 WARM, ROUNDS, STEPS = 2, 5, 4  # steps before the clock, and rounds of so many steps
@@ -59,7 +60,7 @@ def compared(case: Case, microbatches: int | None) -> dict[str, Any]:
         "predicted_over_measured": round(told.seconds / planned["seconds"], 4),
         "planned_over_jit": round(planned["seconds"] / jitted["seconds"], 4),
         "predicted_gib": round(told.peak_bytes / 2**30, 3),
-        "compiled_gib": round(max(map(_compiled_bytes, parts)) / 2**30, 3),
+        "compiled_gib": round(max(laid_out_bytes(p.memory_analysis()) for p in parts) / 2**30, 3),
         "planned_gib": round(peak_bytes / 2**30, 3),
         "largest_difference_of_a_loss": float(
             np.abs(np.subtract(planned["losses"], jitted["losses"])).max()
@@ -71,12 +72,6 @@ def _drawn(rng: np.random.Generator, kind: Any) -> Any:
     if np.issubdtype(kind.dtype, np.integer):
         return rng.integers(0, 1000, kind.shape).astype(kind.dtype)
     return rng.standard_normal(kind.shape, dtype=np.float32).astype(kind.dtype)
-
-
-def _compiled_bytes(compiled: Any) -> int:
-    found = compiled.memory_analysis()
-    given = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return int(given + found.temp_size_in_bytes)
 
 
 def timed_steps(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, Any]:

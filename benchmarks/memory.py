@@ -23,6 +23,7 @@ from autopar.errors import AutoparError
 from autopar.runtime.aot.devices import devices_of as ahead_devices
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.interface import Interface
+from autopar.runtime.validation.steps import laid_out_bytes
 from benchmarks import models
 
 DEVICES = 8
@@ -136,12 +137,7 @@ def measured(case: Case, devices: Sequence[Any]) -> dict[str, Any]:
     )
     lowered = source.jitted(mesh).lower(*(kind.on(mesh) for kind in source.given))
     memory = lowered.compile().memory_analysis()
-    compiled = (
-        memory.argument_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-    )
+    compiled = laid_out_bytes(memory)
     predicted = planned.plan.prediction
     return {
         "model": case.name,

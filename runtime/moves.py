@@ -66,7 +66,7 @@ def _mask(piece: Any, step: MoveStep, combiner: str, mesh: MeshShape) -> Any:
 
 
 def _in_rows(piece: Any, step: MoveStep, combiner: str, mesh: MeshShape) -> Any:
-    """The piece as a compiler must lay it out that may not look through the barrier."""
+    """The piece in the order of its dims: it is flattened, and no compiler looks past a barrier."""
     del step, combiner, mesh
     return lax.optimization_barrier(piece.reshape(-1)).reshape(piece.shape)
 

@@ -107,7 +107,7 @@ def lower_graph(
         block = filters_apart(graph, block)
         block = gradients_in_rows(graph, block)
         block = sums_before_joins(graph, block)
-    block = merge_equals(graph, block)
+    block = merge_equals(graph, block)  # which may leave a product with but one reader
     if resharder.prices.platform == "gpu":
         block = products_swapped(graph, block)
     return Listing(block, tuple(plan.sharding_of[n] for n in names), tuple(wanted))

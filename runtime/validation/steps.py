@@ -204,12 +204,15 @@ class CpuProgram:
             target=f"{self.mesh.device_count} virtual CPU devices",
             compiler=f"jaxlib {version('jaxlib')}",
             argument_bytes=memory.argument_size_in_bytes,
-            peak_bytes=memory.argument_size_in_bytes
-            + memory.temp_size_in_bytes
-            + memory.output_size_in_bytes
-            - memory.alias_size_in_bytes,
+            peak_bytes=laid_out_bytes(memory),
             collectives=compiled_collectives(made.as_text(), self.mesh, order),
         )
+
+
+def laid_out_bytes(memory: Any) -> int:
+    """Bytes of all that XLA lays out by a program's `memory_analysis()`, what is donated once."""
+    given = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    return int(given - memory.alias_size_in_bytes + memory.temp_size_in_bytes)
 
 
 def cpu_program_of_stages(source: SpmdSource, kept: Collection[tuple[int, int]]) -> CpuProgram:

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 import autopar
+from autopar.runtime.validation.steps import laid_out_bytes
 from tests.end_to_end.combos import Combo
 from tests.end_to_end.running import EAGER, zoo_case
 
@@ -42,13 +43,7 @@ def ratio(combo: Combo) -> float:
     assert prediction.peak_bytes >= prediction.argument_bytes
     assert sum(nbytes for _, nbytes in peak.totals) == prediction.peak_bytes
     assert peak.line
-    compiled = (
-        memory.argument_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-    )
-    return prediction.peak_bytes / compiled
+    return prediction.peak_bytes / laid_out_bytes(memory)
 
 
 @pytest.mark.parametrize("combo", SAMPLE, ids=str)
