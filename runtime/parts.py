@@ -128,8 +128,10 @@ class _Emitter:
         with jax.named_scope(_scope(equation)):
             if equation.primitive.name in HOST_CALLS:
                 results = run_host_call(equation, operands, local, self._calls)
-            elif run.swapped:
-                results = [_swapped(equation, *operands)]
+            elif equation.primitive.name == "dot_general":
+                results = [_product(equation, *operands, swapped=run.swapped)]
+            elif equation.primitive.name == "transpose":
+                results = [_turned(operands[0], equation.params["permutation"])]
             else:
                 results = local_run(equation.primitive.name)(equation, operands, local)
         # XLA:CPU has no product that it both widens and turns over: it is turned over behind this.
@@ -256,23 +258,58 @@ def _made_in(equation: Equation, dtype: Any) -> Equation:
     return replace(equation, params={**equation.params, param: dtype})
 
 
-def _swapped(equation: Equation, one: Any, other: Any) -> jax.Array:
-    """A product made as that of the other operand by this one, as the equation would lay it out.
+def _product(equation: Equation, one: Any, other: Any, *, swapped: bool) -> jax.Array:
+    """A product of matrices, made as that of the other operand by this one where it is `swapped`.
 
-    [batch, one, other]  ->  [batch, other, one], turned over
+        [batch, one, other]  ->  [batch, other, one], turned over
+
+    Dims of one item are left out. XLA writes out anew what has several dims that are summed up, or
+    several that are kept, and counts dims of one item: with a group for each query's head, the
+    gradients of all scores would be turned over.
     """
-    (sums, batches), params = equation.params["dimension_numbers"], equation.params
+    params = equation.params
+    sums, batches = params["dimension_numbers"]
     precision = params["precision"]  # a pair, or a named one of both
+    shape = [one.shape[d] for d in batches[0]]
+    for operand, summed, batch in zip((one, other), sums, batches, strict=True):
+        shape += [n for d, n in enumerate(operand.shape) if d not in (*summed, *batch)]
+    if swapped:
+        one, other, sums, batches = other, one, sums[::-1], batches[::-1]
+        precision = precision[::-1] if type(precision) is tuple else precision
+    long = _long(one), _long(other)
+    first, second = (
+        ([at.index(d) for d in summed if d in at], [at.index(d) for d in batch if d in at])
+        for at, summed, batch in zip(long, sums, batches, strict=True)
+    )
     product = lax.dot_general(
-        other,
-        one,
-        (sums[::-1], batches[::-1]),
-        precision=precision[::-1] if type(precision) is tuple else precision,
+        _narrow(one),
+        _narrow(other),
+        ((first[0], second[0]), (first[1], second[1])),
+        precision=precision,
         preferred_element_type=params["preferred_element_type"],
     )
-    start, kept = len(batches[0]), other.ndim - len(sums[1]) - len(batches[1])
-    order = (*range(start), *range(start + kept, product.ndim), *range(start, start + kept))
-    return lax.transpose(product, order)
+    if swapped:
+        start, behind = len(first[1]), len(long[0]) - len(first[0])
+        order = (*range(start), *range(behind, product.ndim), *range(start, behind))
+        product = lax.transpose(product, order)
+    return lax.reshape(product, shape)
+
+
+def _turned(value: Any, order: Sequence[int]) -> jax.Array:
+    """A value with its dims in another order; as in products, those of one item are left out."""
+    long = _long(value)
+    turned = lax.transpose(_narrow(value), [long.index(d) for d in order if d in long])
+    return lax.reshape(turned, [value.shape[d] for d in order])
+
+
+def _long(value: Any) -> list[int]:
+    """The dims of a value that have not one item."""
+    return [d for d, size in enumerate(value.shape) if size != 1]
+
+
+def _narrow(value: Any) -> jax.Array:
+    """A value without its dims of one item."""
+    return lax.reshape(value, [value.shape[d] for d in _long(value)])
 
 
 def _constant(const: Const) -> Any:

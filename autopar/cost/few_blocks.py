@@ -227,11 +227,12 @@ class BlockCounts:
             op = self._sizes.op(run.equation) if run is not None else None
             if run is None or op is None:
                 continue
-            if op.kind == "broadcast_in_dim" and math.prod(self._sizes.made(run, op)) == items:
-                numbers += math.prod(operand_shape(op, 0)) > 1
-                continue
-            for name in run.operands:
-                if name is not None and name not in seen and name not in self._stored.nbytes:
+            is_whole = math.prod(self._sizes.made(run, op)) == items
+            for k, name in enumerate(run.operands):
+                own = math.prod(operand_shape(op, k))
+                if is_whole and own < math.prod(op.results[0].shape):  # is spread over the items
+                    numbers += own > 1
+                elif name is not None and name not in seen and name not in self._stored.nbytes:
                     seen.add(name)
                     waiting.append(name)
         return large + _NUMBER_BYTES * items * numbers

@@ -356,9 +356,14 @@ GRADIENTS = """graph step(%g: bf16[{rows},1024] batch "g", %b: bf16[1024] state 
 }}"""
 
 
-def test_work_that_reads_what_is_summed_over_rows_runs_in_its_blocks() -> None:
+@pytest.mark.parametrize("spread", ["whole", "by the work"])
+def test_work_that_reads_what_is_summed_over_rows_runs_in_its_blocks(spread: str) -> None:
     """A block of an H100 loads 32 bytes in each of 1.98e9 cycles, and takes 128 columns of bf16."""
-    seconds, prices = taken(GRADIENTS.format(rows=32768, work="mul"), "g")
+    text = GRADIENTS.format(rows=32768, work="mul")
+    if spread == "by the work":  # lax.mul takes an operand whose dims are of one item
+        text = text.replace("%c: bf16[32768,1024]", "%c: bf16[1,1024]")
+        text = text.replace("shape=(32768, 1024)", "shape=(1, 1024)")
+    seconds, prices = taken(text, "g")
     g = 4096 * 1024 * 2
     loaded = 2 * g + 4 * 4096 * 1024  # for the sum, for the product, and a number for each item
     together = loaded / (8 * 32 * 1.98e9) + prices.elementwise(g)

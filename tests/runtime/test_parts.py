@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import autopar
 from autopar.errors import GraphError
@@ -307,6 +309,35 @@ def test_a_product_may_be_made_with_its_operands_swapped() -> None:
     assert [v.aval.shape for v in before.invars] == [k.shape, q.shape]
     assert [v.aval.shape for v in after.invars] == [q.shape, k.shape]
     assert after.params["precision"] == before.params["precision"][::-1]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.tuples(*[st.sampled_from([1, 2, 3])] * 7),
+    one=st.permutations("bcklno"),
+    other=st.permutations("bcklm"),
+    made=st.permutations("bcmno"),
+)
+def test_products_and_transposes_leave_dims_of_one_item_out(
+    sizes: Sequence[int], one: Sequence[str], other: Sequence[str], made: Sequence[str]
+) -> None:
+    """XLA counts such dims where a product sums up several dims, or keeps several."""
+    size = dict(zip("bcklmno", sizes, strict=True))
+    terms = f"{''.join(one)},{''.join(other)}->{''.join(made)}"
+
+    def step(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x, jax.nn.softmax(jnp.einsum(terms, x, y))
+
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal([size[d] for d in dims], "f4") for dims in (one, other))
+    planned = autopar.parallelize(step, cluster="1xh100").planned(x, y)
+    mesh = shape_with_axis(planned.plan.mesh)
+    (source,) = Interface(planned.trace, planned.program, (mesh,)).sources("cpu", False)
+    wanted, (_, found) = jax.jit(step)(x, y)[1], source.jitted(bind_mesh(mesh, (0,)))(x, y)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-5, atol=1e-6)
+    for equation in jax.make_jaxpr(source.local())(x, y).eqns:
+        if equation.primitive.name in ("dot_general", "transpose"):
+            assert all(1 not in v.aval.shape for v in equation.invars)
 
 
 def test_wide_products_of_narrow_ones_are_added_and_turned_over_on_cpus() -> None:
