@@ -221,40 +221,41 @@ def annealed(
     if rounds == _MOST_ROUNDS:
         heat *= _SMALL_HEAT
     cycles = _HEATS * rounds
-    for cycle, heats in enumerate(cycles):
-        first = begin + (until - begin) * cycle / len(cycles)
-        last = begin + (until - begin) * (cycle + 1) / len(cycles)
-        workers[0].take(best)
-        workers[1].take(starts[(cycle + 1) % len(starts)] if cycle % 2 == 0 else best)
-        _cool(workers, prices, [heat * h for h in heats], meter, (first, last))
-        for worker in workers:
-            if worker.fits and worker.cost < cost:
-                best, cost = worker.choice.copy(), worker.cost
-        if cost - bound <= 1e-7 * abs(cost):
-            break
+    with ThreadPoolExecutor(len(workers)) as pool:
+        for cycle, heats in enumerate(cycles):
+            first = begin + (until - begin) * cycle / len(cycles)
+            last = begin + (until - begin) * (cycle + 1) / len(cycles)
+            workers[0].take(best)
+            workers[1].take(starts[(cycle + 1) % len(starts)] if cycle % 2 == 0 else best)
+            _cool(workers, pool, prices, [heat * h for h in heats], meter, (first, last))
+            for worker in workers:
+                if worker.fits and worker.cost < cost:
+                    best, cost = worker.choice.copy(), worker.cost
+            if cost - bound <= 1e-7 * abs(cost):
+                break
     return best
 
 
 def _cool(
     workers: Sequence[Worker],
+    pool: ThreadPoolExecutor,
     prices: Floats,
     heats: Sequence[float],
     meter: AbstractMeter,
     span: tuple[float, float],
 ) -> None:
     """A cycle: all workers side by side, in chunks, from their heat down to next to nothing."""
-    with ThreadPoolExecutor(len(workers)) as pool:
-        for entries in meter.chunks(span[1] - span[0], len(workers) * _CHUNKS):
-            share = meter.share
-            if share >= span[1]:
-                break
-            done = min(max((share - span[0]) / (span[1] - span[0]), 0.0), 1.0)
-            faded = max(0.0, 1 - 1.25 * done) * prices
-            runs = [
-                pool.submit(worker.run, entries, faded, heat * _COLDEST**done)
-                for worker, heat in zip(workers, heats, strict=True)
-            ]
-            meter.spend(sum(run.result() for run in runs))
+    for entries in meter.chunks(span[1] - span[0], len(workers) * _CHUNKS):
+        share = meter.share
+        if share >= span[1]:
+            break
+        done = min(max((share - span[0]) / (span[1] - span[0]), 0.0), 1.0)
+        faded = max(0.0, 1 - 1.25 * done) * prices
+        runs = [
+            pool.submit(worker.run, entries, faded, heat * _COLDEST**done)
+            for worker, heat in zip(workers, heats, strict=True)
+        ]
+        meter.spend(sum(run.result() for run in runs))
 
 
 class Block(NamedTuple):
