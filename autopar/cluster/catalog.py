@@ -146,8 +146,8 @@ def _nvlink(
 
     A collective takes `start` microseconds to start, one of a small message `small`. Fitted for
     H100 and B200 to XLA's tables of measured collectives over 2, 4 and 8 GPUs (probed with
-    benchmarks/collectives.py). As the root of the mean square it is 9 % off for an H100 from 8 MiB
-    on, and 30 % below; for a B200 15 % and 20 %. The tables scatter as much: half as many bytes may
+    benchmarks/collectives.py). As the root of the mean square it is 8 % off for an H100 from 8 MiB
+    on, and 26 % below; for a B200 15 % and 20 %. The tables scatter as much: half as many bytes may
     take longer. Pairs exchange 76 (B200: 82) GB/s up to 64 MiB, and four times that above 128 MiB,
     which no formula here follows; two GPUs alone reach 116.
     """

@@ -14,8 +14,10 @@ the rate of what a device takes in of its own share:
     all-to-all                   s + (n-1) a + (n-1)/n V/B(shuffle) + 1/n V/C
     permute                      s + a + V/B(pair)
 
-Small messages may be sent another way, which starts sooner and is slower, as NCCL has it: each of
-these is the lesser of both. A pair is as soon under way as a small message.
+Small messages may be sent another way, which starts sooner and is slower, as NCCL has it inside a
+host: each of these is the lesser of both. A pair is as soon under way as a small message. An
+all-to-all is made of pairs, whatever its size: there they are all under way together, and wait for
+one another twice, to be sent and to be received: 2 a.
 
 A ring over several levels is one ring: it crosses each level as often as the group has members
 at one place of it, so the slowest of B, g B', g h B'', ... sets its pace, and waits for all of
@@ -103,7 +105,7 @@ def _hops(level: LinkLevel) -> int:
 
 def _on_switches(kind: str, nbytes: float, levels: Sequence[LinkLevel]) -> float:
     seconds = _sent_alike(kind, nbytes, levels)
-    if all(level.small is None for level in levels):
+    if kind == "all-to-all" or all(level.small is None for level in levels):
         return seconds
     return min(seconds, _sent_alike(kind, nbytes, [level.small or level for level in levels]))
 
@@ -171,10 +173,11 @@ def _tree(nbytes: float, level: LinkLevel) -> float:
 def _shuffle(nbytes: float, level: LinkLevel, inside: int) -> float:
     """The part of an all-to-all that leaves for other members at this level.
 
-    Each device sends one message to each of the `inside` devices under each other member.
+    Each device sends one message to each of the `inside` devices under each other member: together,
+    or one after the other.
     """
     fraction = (level.size - 1) / level.size
-    messages = (level.size - 1) * inside
+    messages = 2 if level.at_once else (level.size - 1) * inside
     moved = nbytes * fraction / level.shuffle_bytes_per_second
     return level.start_seconds + messages * level.latency_seconds + moved
 
