@@ -224,12 +224,14 @@ def _lines(block: Block, indent: str) -> Iterator[str]:
         if isinstance(step, LocalOp):
             operands = ", ".join(o or "literal" for o in step.operands)
             where = ".".join(map(str, step.equation))
-            yield f"{indent}{', '.join(step.results)} = run {where}({operands})"
+            how = " swapped" if step.swapped else ""
+            yield f"{indent}{', '.join(step.results)} = run {where}{how}({operands})"
         elif isinstance(step, Move):
             how = ", ".join(map(str, step.steps))
             yield f"{indent}{step.result} = move {step.source} {step.before} -> {step.after}: {how}"
         elif isinstance(step, Fence):
-            yield f"{indent}{', '.join(step.results)} = fence {', '.join(step.sources)}"
+            how = " tied" * step.tied + " stored" * step.stored
+            yield f"{indent}{', '.join(step.results)} = fence{how} {', '.join(step.sources)}"
         else:
             operands = ", ".join(o or "literal" for o in step.operands)
             results = ", ".join(step.results)

@@ -297,7 +297,7 @@ def test_a_product_may_be_made_with_its_operands_swapped() -> None:
     wanted = jax.jit(step)(q, k)[1]
     planned = autopar.parallelize(step, cluster="1xh100").planned(q, k)
     (part,) = planned.program.parts
-    assert sum(getattr(s, "swapped", False) for s in part.listing.block.instructions) == 1
+    assert str(part.listing).count(" swapped(") == 1
     mesh = shape_with_axis(planned.plan.mesh)
     (source,) = Interface(planned.trace, planned.program, (mesh,)).sources("cpu", False)
     _, scores = source.jitted(bind_mesh(mesh, (0,)))(q, k)
