@@ -163,6 +163,11 @@ class _Module:
     computations: Mapping[str, _Computation]
     instructions: Mapping[str, _Instruction]
 
+    def runs(self, instruction: _Instruction, opcode: str) -> bool:
+        """True if a computation that an instruction calls has one of such an opcode."""
+        called = (self.computations.get(c, _Computation()) for c in instruction.called)
+        return any(i.opcode == opcode for c in called for i in c.instructions)
+
 
 @dataclass
 class _Schedule:
@@ -194,13 +199,15 @@ class _Schedule:
     def stretch(self, module: _Module, bytes_per_second: float) -> None:
         """Give kernels that XLA's model knows nothing of their time, and move what follows them.
 
-        Those are Triton's, batches of small products, and memory that is taken as it is found.
+        Those are Triton's, batches of small products, and memory that is taken as it is found. And
+        copies to or from stacks, which run beside work one after the other: XLA has 5 ms for any.
 
         A collective takes as long as it was seen to, from its start to where it was waited for; no
         wait grows, as it may have been done long before that.
         """
         own = module.instructions
         lengths: dict[str, float] = {}
+        copies: dict[str, float] = {}  # by their starts
         for name, start, end in self.times():
             kernel, inputs = own[name], [own[o] for o in own[name].operands if o in own]
             moved = sum(i.nbytes for i in inputs) + kernel.nbytes
@@ -211,19 +218,25 @@ class _Schedule:
                 lengths[name] = 0.0
             elif taken and kernel.is_of_small_products(inputs):
                 lengths[name] = taken
-        if not lengths:
+            elif kernel.opcode == "async-start" and module.runs(kernel, "fusion"):
+                row = min((i.nbytes for i in inputs if i.shapes and i.shapes[0][1:]), default=0)
+                copies[name] = 2 * min(row, kernel.nbytes) / bytes_per_second * 1e6 * self.rate
+        if not lengths and not copies:
             return
         waits = {
             n: own[n].operands[0] for n, _, _ in self.times() if own[n].opcode.endswith("-done")
         }
         begun, latest = set(waits.values()), ""
-        clock = before = 0.0
+        clock = before = copied = 0.0
         ended: dict[str, tuple[float, float]] = {}
+        copied_by: dict[str, float] = {}
         rows: list[list[float | str]] = []
         for name, start, end in sorted(self.times(), key=lambda row: row[1]):
             # A gap is a wait for a collective: the one that is done, or the last that was started.
             started = waits.get(name, latest)
-            if start > before and started in ended:
+            if started in copies:
+                clock = max(clock, copied_by.get(waits.get(name, ""), 0.0))
+            elif start > before and started in ended:
                 old, new = ended[started]
                 clock = min(max(clock, new + start - old), clock + start - before)
             elif start > before:
@@ -232,6 +245,8 @@ class _Schedule:
             rows.append([name, begins, clock])
             before = max(before, end)
             ended[name] = end, clock
+            if name in copies:
+                copied = copied_by[name] = max(copied, clock) + copies[name]
             latest = name if name in begun else latest
         self.rows = rows
 

@@ -163,6 +163,29 @@ def test_memory_that_is_taken_as_it_is_found_takes_no_time() -> None:
     assert [s.seconds for s in timed.spans if s.name == "solve"] == pytest.approx([10e-6])
 
 
+@pytest.mark.parametrize(("megabytes", "microseconds"), [(128, 4.0), (16, 6.0)])
+def test_copies_beside_work_take_what_their_bytes_do(megabytes: int, microseconds: float) -> None:
+    """Of a stack's row that is written as an async fusion XLA has 5 ms, whatever its size."""
+    calls = "called_computation_ids: 2"
+    text = _dump(
+        "main",
+        [
+            _computation(2, "async", _typed(20, "write", "fusion")),
+            _computation(
+                1, "main", _typed(10, "row", "fusion"),
+                _typed(11, "start", "async-start", "operand_ids: 10", calls),
+                _typed(12, "work", "fusion"),
+                _typed(13, "done", "async-done", "operand_ids: 11"),
+            ),
+        ],
+        [_schedule(1, [(10, 0, 2), (11, 2, 2), (12, 2, 4), (13, 4961.5, 4961.5)])],
+    )  # fmt: skip
+    timed = read_timeline(text, bytes_per_second=megabytes * 1e6)  # of 32 bytes read and written
+    assert timed is not None
+    assert timed.seconds == pytest.approx(microseconds * 1e-6)
+    assert timed.exposed_seconds == pytest.approx((microseconds - 4) * 1e-6)
+
+
 def _product(number: int, name: str, sizes: tuple[int, int, int, int]) -> list[str]:
     """A batched product in bf16, and before it its two operands: (batch, rows, sum, columns)."""
     batch, rows, summed, columns = sizes
