@@ -628,16 +628,16 @@ def around_arguments(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
         sum       best  x  x        x  x   |  not listed
         listing    o    o  o        *  o   |                  * is the answer
 
-    A listing may hold more than the rows of the sum count. Where one that is faster holds too much,
-    all is looked for once more within so much less.
+    Around a faster one it looks again. A listing may hold more than the rows of the sum count. Where
+    one that is faster holds too much, all is looked for once more within so much less.
     """
     context, limit = step.context, step.context.request.budget_bytes
     if step.form.graph.op_count > _FEW or context.request.method != "auto":
         return best
     setting, fastest, allowed = context.setting(limit), best, limit
     for _ in range(_ROUNDS):
-        over = 0
-        for sharding in _other_layouts(step, best, allowed):
+        around, over = fastest, 0
+        for sharding in _other_layouts(step, around, allowed):
             plan = step.lowered(sharding, setting)
             if plan.seconds >= fastest.seconds * (1 - _NO_GAIN):
                 continue
@@ -645,7 +645,7 @@ def around_arguments(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
                 fastest = plan
             else:
                 over = max(over, plan.peak_bytes - limit)
-        if not over:
+        if fastest is around and not over:
             break
         allowed -= over
     if fastest is best:

@@ -9,14 +9,15 @@ from tests.zoo.registry import cases
 
 # A plan for 8xh100 at 0.8 of its bytes, where a pin of the largest argument once took 6.8 % less
 # than the plan, and one of the third 1.4 %: the solver's sum was the same, the kernels were not.
-_SAMPLE = ("mlp", "8xh100", 0.8)
+# The second's best plan is 11 % faster than any that has one argument laid otherwise than the first.
+_SAMPLES = ("mlp", "8xh100", 0.8), ("mlp_equinox", "8xh100", 0.8)
 
 
 @pytest.mark.parametrize(
     ("model", "cluster", "share", "pins"),
     [
-        pytest.param(*_SAMPLE, 3, marks=pytest.mark.ci),
-        *(pytest.param(*plan, 3, marks=pytest.mark.slow) for plan in PLANS),
+        pytest.param(*plan, 3, marks=pytest.mark.ci if plan in _SAMPLES else pytest.mark.slow)
+        for plan in PLANS
     ],
 )
 def test_no_pin_beats_a_plan_under_a_limit(
