@@ -28,11 +28,27 @@ class Buffer(NamedTuple):
 
 def heap_bytes(buffers: Sequence[Buffer]) -> int:
     """The bytes of the heap in which XLA lays such buffers."""
-    most = most_at_once(buffers)
-    large = [b for b in buffers if b.nbytes > most * _SMALL_SHARE]
+    most, placed = most_at_once(buffers), _by_events(buffers)
+    large = [b for b in placed if b.nbytes > most * _SMALL_SHARE]
     by_size = sorted(large, key=lambda b: (-b.nbytes, b.first - b.last, b.first))[:_MOST_PLACED]
     by_time = sorted(by_size, key=lambda b: b.first - b.last)
     return max(most, min(_laid_out(by_size), _laid_out(by_time)))
+
+
+def _by_events(buffers: Sequence[Buffer]) -> list[Buffer]:
+    """The buffers in XLA's time: each begin and each end of one is a moment of its own."""
+    begins = sorted(range(len(buffers)), key=lambda b: buffers[b].first)
+    ends = sorted(begins, key=lambda b: buffers[b].last)
+    first, last, ended = [0] * len(buffers), [0] * len(buffers), 0
+    for begun, b in enumerate(begins):
+        while ended < len(ends) and buffers[ends[ended]].last < buffers[b].first:
+            last[ends[ended]] = begun + ended
+            ended += 1
+        first[b] = begun + ended
+    for at, b in enumerate(ends[ended:], len(buffers) + ended):
+        last[b] = at
+    rows = zip(buffers, first, last, strict=True)
+    return [Buffer(b.nbytes, begin, end) for b, begin, end in rows]
 
 
 def most_at_once(buffers: Iterable[Buffer]) -> int:

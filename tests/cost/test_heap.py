@@ -32,6 +32,14 @@ def test_those_that_are_held_longest_come_first_where_that_takes_less() -> None:
     assert heap_bytes((a, b, c, d)) == most_at_once((a, b, c, d)) == 3 + 2 + 2
 
 
+def test_what_begins_and_ends_meanwhile_tells_how_long_a_buffer_is_held() -> None:
+    # c is held for four moments and b for two, but as much begins and ends while each is: b comes
+    # second, below a and d. Else it would come last, above a.
+    a, b, c, d = Buffer(3, 0, 1), Buffer(1, 1, 2), Buffer(2, 2, 5), Buffer(3, 3, 5)
+    assert most_at_once((a, b, c, d)) == 2 + 3
+    assert heap_bytes((a, b, c, d)) == 2 + 1 + 3
+
+
 def test_a_buffer_of_a_thousandth_may_find_no_hole() -> None:
     large, small = (Buffer(999, 1, 1), Buffer(999, 3, 3)), (Buffer(1, 0, 2), Buffer(1, 2, 4))
     assert heap_bytes((*large, *small)) == 999 + 2
