@@ -105,7 +105,8 @@ class Stored:
     `behind` are the pieces that stand for the block's outputs and for the operands of its loops.
     `visits` number values as a compiler visits them from the outputs on; kernels that are none of
     the block's come with their `operands` in that order, by the first piece that they make. Where
-    the compiler `gives_tuples`, what is no result of element-wise work alone comes in one.
+    the compiler `gives_tuples`, what is no result of element-wise work alone comes in one. What a
+    collective has `sent` it holds until it ends: until the kernel is over that makes another piece.
     """
 
     kernels: tuple[Kernel, ...]
@@ -115,6 +116,7 @@ class Stored:
     visits: Mapping[str, int] = field(default_factory=dict[str, int])
     operands: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     gives_tuples: bool = False
+    sent: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def read_by(self, kernel: Kernel) -> list[str]:
         """The pieces that a kernel reads, those that a compiler visits first in front."""

@@ -169,6 +169,8 @@ class _Lives:
                 if name not in outside:
                     sizes[name] = _rounded(nbytes[name])
         last = {**made, **last}
+        for name, then in stored.sent.items():
+            last[name] = max(last[name], made[then])
         last.update(dict.fromkeys(stored.kept, len(stored.kernels)))
         return cls(sizes, last, shared, in_tuples)
 
@@ -191,7 +193,7 @@ class _Lives:
         free = [
             name
             for name in sorted(dead)
-            if name not in kernel.makes
+            if name in kernel.reads
             and not (kernel.is_light and (name in self.shared or name in self.in_tuples))
         ]
         taken = dict[str, str]()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, groupby
@@ -740,7 +740,23 @@ def beside_moves(
         return stored
     known = Known(takes, frozenset(products), timed.known.guessed)
     order = _latency_hiding_order(begun_by_makers(stored), needed(kernels), beside, known)
-    return replace(stored, kernels=tuple(kernels[k] for k, is_end in order if not is_end))
+    left = tuple(kernels[k] for k, is_end in order if not is_end)
+    return replace(stored, kernels=left, sent=_sent(kernels, order))
+
+
+def _sent(kernels: Sequence[Kernel], order: Iterable[tuple[int, bool]]) -> Mapping[str, str]:
+    """By piece that a collective sends, what the last kernel makes that runs before its end.
+
+    An all-reduce holds nothing that it is given: its result takes that buffer.
+    """
+    found, last = dict[str, str](), ""
+    for k, is_end in order:
+        group = kernels[k].group
+        if not is_end:
+            last = kernels[k].makes[0]
+        elif group is None or group[0] != "all-reduce":
+            found.update(dict.fromkeys(kernels[k].reads, last))
+    return found
 
 
 def piece_times(timed: Timed, nbytes: Mapping[str, int]) -> dict[str, PieceTime]:

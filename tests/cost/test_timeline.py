@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
 from autopar.cost.kernels import Kernel, Stored, pieces_of
+from autopar.cost.liveness import buffers
 from autopar.cost.memory import piece_kinds, step_kernels
 from autopar.cost.prices import Prices, product_seconds
 from autopar.cost.reshard import Resharder
@@ -283,6 +284,21 @@ def test_what_comes_in_a_tuple_is_ready_in_a_moment() -> None:
     assert left_by_the_scheduler(chain, moves="") == "awpd"
     chain[2] = replace(chain[2], makes=("p", "x"))
     assert left_by_the_scheduler(chain, moves="") == "apwd"
+
+
+@pytest.mark.parametrize(("kind", "until"), [("all-gather", 2), ("all-reduce", 1), (None, 2)])
+def test_what_a_collective_sends_is_held_until_it_ends(kind: str | None, until: int) -> None:
+    """A sends x beside b, which may not take its buffer. A sum takes that itself, at once."""
+    chain = lettered("x", "Ax", "b", "cbA")
+    group = (kind, ("data",), "f32") if kind is not None else None
+    chain[1] = replace(chain[1], group=group)
+    chain[2] = replace(chain[2], in_place=True)
+    beside = [k.makes[0] == "A" for k in chain]
+    streams = Streams([Seconds()] * len(chain), beside, [0.0] * len(chain))
+    timed = Timed(Block((), (), ()), tuple(chain), streams, {}, Known([1.0] * len(chain)))
+    left = beside_moves(Stored(tuple(chain), dict.fromkeys("xAbc", 1), frozenset("c")), timed)
+    assert "".join(k.makes[0] for k in left.kernels) == "xAbc"
+    assert dict((name, span) for name, _, span in buffers(left, ()))["x"] == (0, until)
 
 
 def test_what_lets_others_go_goes_last() -> None:

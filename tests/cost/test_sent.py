@@ -1,0 +1,47 @@
+"""What collectives hold while they run, beside what XLA compiles for GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import autopar
+from autopar.cluster import Cluster
+from autopar.cluster.target import Target
+from autopar.planner.planned import Planned
+from autopar.runtime.aot.launch import compile_ahead
+from autopar.verifying.programs import programs_of
+from tests.runtime.aot_programs import needs_gpu_compiler
+
+WIDTH = 4096
+
+
+def told_and_compiled(planned: Planned, cluster: Cluster) -> tuple[int, int]:
+    """The peak of a step's memory as it is told, and as XLA has it."""
+    (program,) = programs_of(planned, cluster, Target.of(cluster))
+    export: Any = program.export
+    return program.peak_bytes, compile_ahead(export()).peak_bytes
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize("layers", [2, 3])
+def test_by_xla_a_gather_and_a_scatter_hold_what_they_send(layers: int) -> None:
+    """Of two devices each sends half of what it gathers, and twice what is left of a scatter."""
+
+    def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in ws:
+            x = x @ w.astype(jnp.bfloat16)
+        return jnp.mean(x.astype(jnp.float32) ** 2)
+
+    def step(ws: list[jax.Array], x: jax.Array) -> Any:
+        return jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws, x)), ()
+
+    cluster = Cluster.parse("2xh100")
+    ws = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * layers
+    x = jax.ShapeDtypeStruct((2 * WIDTH, WIDTH), jnp.bfloat16)
+    planned = autopar.parallelize(step, cluster=cluster, mesh=2, method="fsdp", cache=False)
+    told, compiled = told_and_compiled(planned.planned(ws, x), cluster)
+    assert told == pytest.approx(compiled, rel=0.001)
