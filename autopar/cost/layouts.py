@@ -119,6 +119,7 @@ class Orders:
     ) -> None:
         self._of: dict[str, Order] = {}
         self._gathered: dict[str, Order] = {}
+        self._plain: dict[str, tuple[tuple[int, ...], Order]] = {}  # products: each dim's maker
         self._swapped: set[str] = set()
         self._visits, self._turned_over = visits, turned_over
 
@@ -148,6 +149,9 @@ class Orders:
                 dims = tuple(sorted(dims, key=made_by(op.rule).__getitem__))
             whole = Order(dims, (), self._visits.get(made, 0), made)
             self._of[made] = whole.sized(local)
+        else:
+            whole = Order(tuple(range(len(local))), (), 0, made)
+            self._plain[made] = tuple(made_by(op.rule)), whole.sized(local)
         found = list[Turned]()
         for k, name in enumerate(operands):
             order = self._of.get(name or "")
@@ -206,10 +210,19 @@ class Orders:
         dims = tuple(sorted(range(len(local)), key=lambda d: d != dim))
         self._gathered[name] = Order(dims, (), 0, name).sized(local)
 
-    def of_product(self, name: str) -> Order | None:
-        """The order of a batched product's own result."""
+    def begun_inside(self, name: str, dim: int) -> Order | None:
+        """The order of a product's own result, if it cannot be made with a dim outermost.
+
+        Without a dim of batch either operand's dims may come first, in their order.
+        """
         order = self._of.get(name)
-        return order if order is not None and order.made == name else None
+        if order is not None:
+            return order if order.made == name and dim in order.dims[1:] else None
+        makers, order = self._plain.get(name, ((), None))
+        if order is None or dim not in order.dims:
+            return None
+        first = next(d for d in order.dims if makers[d] == makers[dim])
+        return order if first != dim else None
 
     def is_turned(self, name: str) -> bool:
         """True if a value lies in another order than that of its dims."""
@@ -284,14 +297,14 @@ class Layouts:
         return found
 
     def sent(self, name: str, dim: int) -> str | None:
-        """A product's result as an all-to-all that splits a dim sends it: that dim outermost.
+        """A product's result as a collective that splits a dim sends it: that dim outermost.
 
             [a, b, 2]  --copy-->  [2, a, b]  --all-to-all-->  [2 a, b]
 
         A name for the copy, None for what lies so or is written as it is wished.
         """
-        order = self.orders.of_product(name)
-        if order is None or dim not in order.dims[1:]:
+        order = self.orders.begun_inside(name, dim)
+        if order is None:
             return None
         wanted = (dim, *(d for d in order.dims if d != dim))
         return self._copy(Turned(0, name, order), wanted)

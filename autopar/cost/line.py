@@ -267,8 +267,9 @@ def _laid_out_by_move(line: Line, layouts: Layouts, sizes: Sizes, i: int, move: 
         layouts.orders.gathered(move.result, move.steps[-1].dim, local)
     if all(step.kind == "all-reduce" for step in move.steps):
         layouts.orders.renamed(move.source, move.result)
-    if move.steps and move.steps[0].kind == "all-to-all":
-        sent = layouts.sent(move.source, move.steps[0].to_dim)
+    if move.steps and move.steps[0].kind in ("all-to-all", "reduce-scatter"):
+        first = move.steps[0]
+        sent = layouts.sent(move.source, first.dim if first.to_dim < 0 else first.to_dim)
         if sent is not None:
             line.copied[i] = {move.source: sent}
 

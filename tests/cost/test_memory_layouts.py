@@ -471,3 +471,30 @@ def test_a_product_has_a_gathered_dim_put_back_between_those_on_its_side(
     found = stored_kernels(block, Sizes(graph, mesh), given, lambda *_: 0).kernels
     between = [(f"{read} as 0,1,2",)] if copied else [("%h",)] if named else []
     assert made(list(found)) == [("%g",), *between, ("%y",)]
+
+
+@pytest.mark.parametrize(("rows", "dim", "copied"), [(8, 0, False), (8, 1, True), (8, 2, False),
+                                                     (1, 1, False)])  # fmt: skip
+def test_a_product_is_written_once_more_to_be_scattered_along_a_dim_between_others(
+    rows: int, dim: int, copied: bool
+) -> None:
+    """It is sent with that dim outermost: no product of rows (a b) makes b, a, d."""
+    mesh = MeshShape(("data",), (8,))
+    graph = graph_of(
+        f"%y: f32[{rows},16,64] = dot_general(%x, %w) forward "
+        "{dimension_numbers=(((2,), (0,)), ((), ()))}",
+        inputs=f'%x: f32[{rows},16,64] batch "x",\n%w: f32[64,64] state "w"', returns='%y "y"',
+    )  # fmt: skip
+    cut = Sharding(tuple(("data",) if d == dim else () for d in range(3)))
+    whole, nbytes = replicated(3), rows * 16 * 64 * 4
+    scatter = Move(
+        Value("%y", (rows, 16, 64), "f32"), "%raw", "%y", whole, cut,
+        (MoveStep("reduce-scatter", ("data",), dim),),
+        collectives=(Collective("reduce-scatter", ("data",), nbytes, 0.0),),
+    )  # fmt: skip
+    product = LocalOp((0,), ("%x", "%w"), ("%raw",), (whole, replicated(2)), (whole,))
+    block = Block(("%x", "%w"), (product, scatter), ("%y",))
+    given = {"%x": nbytes, "%w": 64 * 64 * 4}
+    found = stored_kernels(block, Sizes(graph, mesh), given, lambda *_: 0).kernels
+    between = [("%raw as 1,0,2",)] if copied else []
+    assert made(list(found)) == [("%raw",), *between, ("%y",)]

@@ -1,4 +1,4 @@
-"""What collectives hold while they run, beside what XLA compiles for GPUs."""
+"""What collectives hold while they run, and how they want it, beside what XLA compiles for GPUs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import autopar
 from autopar.cluster import Cluster
 from autopar.cluster.target import Target
+from autopar.ir.sharding import MeshShape
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.launch import compile_ahead
+from autopar.runtime.aot.program import abstract_mesh
 from autopar.verifying.programs import programs_of
 from tests.runtime.aot_programs import needs_gpu_compiler
 
@@ -44,4 +47,23 @@ def test_by_xla_a_gather_and_a_scatter_hold_what_they_send(layers: int) -> None:
     x = jax.ShapeDtypeStruct((2 * WIDTH, WIDTH), jnp.bfloat16)
     planned = autopar.parallelize(step, cluster=cluster, mesh=2, method="fsdp", cache=False)
     told, compiled = told_and_compiled(planned.planned(ws, x), cluster)
+    assert told == pytest.approx(compiled, rel=0.001)
+
+
+@needs_gpu_compiler
+def test_by_xla_a_product_is_written_once_more_to_be_scattered_along_its_rows() -> None:
+    """Rows (a b) of a product are scattered along b, which is to lie outermost."""
+    cluster = Cluster.parse("8xh100")
+    mesh = abstract_mesh(MeshShape(("model",), (8,)))
+    cut = NamedSharding(mesh, PartitionSpec(None, "model", None))
+
+    def step(w: jax.Array, x: jax.Array) -> Any:
+        y = jax.lax.with_sharding_constraint(x @ w.astype(jnp.bfloat16), cut)
+        return w, jnp.mean(y.astype(jnp.float32) ** 2)
+
+    w = jax.ShapeDtypeStruct((8 * WIDTH, 1024), jnp.float32)
+    x = jax.ShapeDtypeStruct((16, 1024, 8 * WIDTH), jnp.bfloat16)
+    pins = {"w": PartitionSpec("model", None), "x": PartitionSpec(None, None, "model")}
+    planned = autopar.parallelize(step, cluster=cluster, mesh={"model": 8}, pins=pins, cache=False)
+    told, compiled = told_and_compiled(planned.planned(w, x), cluster)
     assert told == pytest.approx(compiled, rel=0.001)
