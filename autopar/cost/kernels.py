@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.cost.layouts import wasted_bytes
@@ -23,6 +23,7 @@ from autopar.cost.ops import (
     is_product,
     is_reduction,
     operand_shape,
+    slides_forward,
     split_bytes,
     terms_of_product,
     work_bytes,
@@ -237,6 +238,9 @@ class _Writer:
         self._picked: dict[str, Mapping[str, int]] = {}
         # Of a fused piece, the instructions whose work takes time of its own, with its bytes.
         self._dear: dict[str, Mapping[int, float]] = {}
+        # Of what is stored as it would cost to compute it again: its work, what is picked for it,
+        # and if that is computed while what it is made of is loaded.
+        self._weighed: dict[str, tuple[float, Mapping[str, int], bool]] = {}
         self._epilogues: dict[str, str] = {}  # products' results, and what is made of them alone
         # What lies behind element-wise work, and its bytes, though it may be stored as well.
         self._computed: dict[str, tuple[_Behind, int]] = {}
@@ -252,8 +256,11 @@ class _Writer:
         asked = {*outputs, *(o for loop in loops for o in loop.operands if o is not None)}
         behind = {o: _pieces(self._behind.get(o, _NONE)) for o in asked}
         kept = _NONE.union(*(behind[o] for o in outputs))
+        kernels = self._with_epilogues(kept)
+        if self._weighed:
+            kernels = self._computed_again(kernels, self._line.loaded.union(*behind.values()))
         return Stored(
-            tuple(self._with_epilogues(kept)), self._nbytes, kept, behind, self._line.visits,
+            tuple(kernels), self._nbytes, kept, behind, self._line.visits,
             gives_tuples=self._sizes.platform == "gpu",
         )  # fmt: skip
 
@@ -301,12 +308,35 @@ class _Writer:
             for kernel, size in _move_kernels(i, step, _pieces(sources), nbytes[0], mesh):
                 self._nbytes[kernel.makes[0]] = size
                 self._kernels.append(kernel)
+        elif i in self._line.windowed:
+            self._scatter_windows(i, makes[0], nbytes[0])
         else:
             self._kernels.append(self._kernel(i, step, makes, _pieces(sources)))
         if i in self._line.turned:
             turned = f"{makes[0]} in order"
             self._nbytes[turned], self._behind[makes[0]] = nbytes[0], frozenset((turned,))
             self._kernels.append(Kernel(COPY, (turned,), frozenset(makes), is_light=True))
+
+    def _scatter_windows(self, i: int, made: str, nbytes: int) -> None:
+        """Writes the gradient of the largest in windows: it is scattered into a copy of zeros.
+
+        XLA for GPUs finds their places before, a number for each dim, with the largest themselves.
+        """
+        op, (source, image) = self._line.ops[i], self._line.reads[i]
+        assert op is not None
+        behind = _pieces(self._behind.get(image, _NONE))
+        zeros, dims = f"{made} begun", range(len(op.results[0].shape))
+        found = tuple(f"{made} found along {d}" for d in dims)
+        share = math.prod(operand_shape(op, 0)) / op.results[0].item_count
+        items = round(share * nbytes / item_bytes(op.results[0].dtype))
+        places = items * _PLACE_BYTES
+        self._nbytes.update({zeros: nbytes, **dict.fromkeys(found, places)})
+        given = _pieces(self._behind.get(source, _NONE))
+        self._kernels += (
+            Kernel(COPY, found, behind, scratch_bytes=places),
+            Kernel(COPY, (zeros,), self._filled(i), in_place=True),
+            Kernel(i, (made,), given.union(found, (zeros,)), in_place=True),
+        )
 
     def _filled(self, i: int) -> Pieces:
         """The pieces full of one number that an instruction loads."""
@@ -449,6 +479,7 @@ class _Writer:
                 own, added = makers[product].reads, kernel.reads - {product}
                 # Only what is added gives its buffer, and not an operand that is as large.
                 in_place = all(self._nbytes[r] != self._nbytes[name] for r in own)
+                in_place = in_place and self._plain_product(product) is not None
                 left.append(
                     replace(
                         makers[product], makes=kernel.makes, reads=own | added, in_place=in_place
@@ -457,6 +488,51 @@ class _Writer:
             elif name not in makers:
                 left.append(kernel)
         return left
+
+    def _computed_again(self, kernels: Sequence[Kernel], kept: Collection[str]) -> list[Kernel]:
+        """The kernels, some of what is stored computed in those that read it after all.
+
+        It was stored for all that is computed of it: some of that is stored itself, so that fewer
+        kernels read it.
+
+            m = x > 0    g = where(m, dy, 0)    three sums read g: it is stored, and m is not
+        """
+        readers: dict[str, list[int]] = {}
+        for k, kernel in enumerate(kernels):
+            for name in kernel.reads:
+                readers.setdefault(name, []).append(k)
+        found = list(kernels)
+        for k in range(len(found) - 1, -1, -1):
+            kernel = found[k]
+            name, at = kernel.makes[0], readers.get(kernel.makes[0], [])
+            if name not in self._weighed or name in kept or len(kernel.makes) > 1 or kernel.picks:
+                continue
+            by = [found[j] for j in at]
+            if not self._pays_again(kernel, by):
+                continue
+            for j, reader in zip(at, by, strict=True):
+                reads = reader.reads.difference((name,)) | kernel.reads
+                work = reader.work_bytes + kernel.work_bytes
+                found[j] = replace(reader, reads=reads, work_bytes=work)
+            for r in kernel.reads:
+                readers[r] = list({*readers[r], *at} - {k})
+            found[k] = replace(kernel, makes=())
+        return [kernel for kernel in found if kernel.makes]
+
+    def _pays_again(self, kernel: Kernel, readers: Sequence[Kernel]) -> bool:
+        """True if computing a piece in its readers is cheaper than storing it."""
+        if not readers or not all(r.is_light and r.at >= 0 for r in readers):
+            return False
+        name = kernel.makes[0]
+        work, picked, is_cheap = self._weighed[name]
+        if len(readers) > 1 and not is_cheap:
+            return False
+        once, again = work, len(readers) * work
+        for piece in kernel.reads - self._line.fills.keys():
+            loaded = picked.get(piece, self._nbytes.get(piece, 0))
+            once += loaded
+            again += loaded * sum(piece not in r.reads for r in readers)
+        return again <= once + self._nbytes[name] * (1 + len(readers))
 
     def _product_before(self, i: int) -> str | None:
         """The product's result that an instruction makes gelu of, by tanh, with a bias or without.
@@ -502,7 +578,7 @@ class _Writer:
             return None
         for one, other in (reads, reads[::-1]):
             product, added = self._moved_from(self._unbiased(one)), self._reshaped(other)
-            made = self._plain_product(product)
+            made = self._plain_product(product) or self._adding_convolution(product)
             if made is None or made.results[0].dtype != op.results[0].dtype:
                 continue
             if self._plain_product(self._moved_from(other)) is not None:
@@ -510,6 +586,15 @@ class _Writer:
             if self._nbytes.get(added) == self._nbytes.get(product, 0):
                 return product
         return None
+
+    def _adding_convolution(self, name: str) -> Op | None:
+        """The convolution that a value is the result of, if cuDNN may add something as large."""
+        line, at = self._line, self._line.maker.get(name)
+        op = line.ops[at] if at is not None else None
+        if at is None or op is None or op.kind != "conv_general_dilated":
+            return None
+        is_read_once = len(line.readers[name]) == 1
+        return op if is_read_once and slides_forward(op, line.turns_round(at)) else None
 
     def _adds_to_product(self, i: int) -> bool:
         """True if an instruction adds a piece to a product that nothing else reads.
@@ -704,11 +789,15 @@ class _Writer:
             )  # fmt: skip
             beside = self._loaded_beside(i) if is_cheap else dict[str, int]()
             for piece in _pieces(sources):
+                if piece in self._line.fills:  # XLA loads it only later, if it is there anyway
+                    continue
                 loaded = picked.get(piece, self._nbytes.get(piece, 0))
                 others = self._line.roots[i] & ~beside.get(piece, 0)
                 once += loaded
                 again += loaded * min(readers, others.bit_count())
             if again > once + nbytes * (1 + readers):
+                if self._sizes.platform == "gpu":
+                    self._weighed[self._line.makes[i][0]] = work, picked, is_cheap
                 return False
         for name in self._line.makes[i]:
             self._behind[name], self._work[name] = sources, work

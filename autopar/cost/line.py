@@ -146,6 +146,12 @@ class Line:
     # What reads a number that a scatter finds everywhere loads it -> the names of what is loaded.
     filled: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     fills: dict[str, Fill] = field(default_factory=dict[str, Fill])
+    # Gradients of the largest in windows, which are scattered into zeros.
+    windowed: set[int] = field(default_factory=set[int])
+
+    def turns_round(self, i: int) -> bool:
+        """True if a convolution reads its filter from the last tap to the first."""
+        return len(self.reads[i]) > 1 and _is_turned_round(self, self.reads[i][1])
 
 
 def read_line(block: Block, sizes: Sizes) -> Line:
@@ -605,7 +611,8 @@ def _read_filled(line: Line, block: Block, sizes: Sizes) -> None:
     """Notes what loads a number that fills a buffer which others write into.
 
     To XLA the two are one value, of which those get copies; see `Line.filled`. What is computed of
-    numbers alone, and what adds zeros, is computed before.
+    numbers alone, and what adds zeros, is computed before. The gradient of the largest in windows
+    is scattered into zeros.
 
         z = zeros    g = scatter(z, i, u)    p' = p - where(p > 0, g, 0)    loads p, g and z
     """
@@ -613,7 +620,14 @@ def _read_filled(line: Line, block: Block, sizes: Sizes) -> None:
     read: list[tuple[int, Fill]] = []
     written = set[Fill]()
     for i, (step, op) in enumerate(zip(block.instructions, line.ops, strict=True)):
-        if not line.fused[i] or not isinstance(step, LocalOp) or op is None:
+        if not isinstance(step, LocalOp) or op is None:
+            continue
+        if op.kind == "select_and_scatter_add" and len({*line.reads[i]}) == 2:
+            zeros = filled_with(Literal("0", op.results[0].dtype), sizes.made(step, op))
+            written.add(zeros)
+            read.append((i, zeros))
+            line.windowed.add(i)
+        if not line.fused[i]:
             continue
         given = [
             numbers.get(name) if name is not None else operand

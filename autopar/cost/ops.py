@@ -218,6 +218,17 @@ def is_run_backward(op: Op, turned: bool) -> bool:
     return turned or all(operand_shape(op, 1)[d] == 1 for d in taps)
 
 
+def slides_forward(op: Op, turned: bool) -> bool:
+    """True if a convolution is none of the gradients that cuDNN has calls for.
+
+    That of an input reads the filter `turned` round, unless that has one tap.
+    """
+    if _lies_apart(op) or not has_filter(op):
+        return False
+    taps = ints(fields(op.param("dimension_numbers"))["rhs_spec"])[2:]
+    return not turned or all(operand_shape(op, 1)[d] == 1 for d in taps)
+
+
 def made_share(op: Op) -> float:
     """The size of what such a call makes over that of the gradient, which is cut out of it.
 
