@@ -7,6 +7,7 @@ ops those are, and which compute what they read, is as XLA's compilers for GPUs 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,9 +23,11 @@ from autopar.cost.ops import (
     is_fused_into_readers,
     is_product,
     is_reduction,
+    made_by,
     operand_shape,
     slides_forward,
     split_bytes,
+    sums_up_batches,
     terms_of_product,
     work_bytes,
     works_in_place,
@@ -164,7 +167,7 @@ def _written(
     stacked: Pieces = _NONE,
 ) -> Stored:
     line = read_line(block, sizes)
-    writer = _Writer(line, sizes, given, inner_bytes, stacked)
+    writer = _Writer(block, line, sizes, given, inner_bytes, stacked)
     for name, nbytes in (slices or {}).items():
         writer.cut(name, nbytes)
     for i, step in enumerate(block.instructions):
@@ -223,13 +226,15 @@ class _Writer:
 
     def __init__(
         self,
+        block: Block,
         line: Line,
         sizes: Sizes,
         given: Mapping[str, int],
         inner_bytes: InnerBytes,
         stacked: Pieces,
     ) -> None:
-        self._line, self._sizes, self._inner_bytes = line, sizes, inner_bytes
+        self._block, self._line, self._sizes = block, line, sizes
+        self._inner_bytes = inner_bytes
         self._stacked = stacked
         self._nbytes: dict[str, int] = dict(given)
         self._behind: dict[str, _Behind] = {name: frozenset((name,)) for name in given}
@@ -288,6 +293,9 @@ class _Writer:
             return
         nbytes = self._result_bytes(i, step)
         if self._turns_anew(i, sources, nbytes[0]):
+            return
+        if self._is_made_so(i):
+            self._behind[self._line.makes[i][0]] = sources
             return
         if self._line.copied and self._line.fused[i]:
             self._computed[self._line.makes[i][0]] = sources, nbytes[0]
@@ -388,6 +396,42 @@ class _Writer:
             self._kernels.append(Kernel(i, (mask,), _NONE, is_light=True))
         self._behind[step.results[0]] = frozenset((mask,))
         return True
+
+    def _is_made_so(self, i: int) -> bool:
+        """True for a batched product's result in the order in which BLAS writes it for its readers.
+
+        It leaves as much between the rows as the other matrices take, where there is one dim of
+        batch on a device, which is not to lie innermost, as of attention's heads:
+
+            [heads, query, width]    for    [query, heads width]
+        """
+        line, op = self._line, self._line.ops[i]
+        if self._sizes.platform != "gpu" or op is None or op.kind not in _TURNING:
+            return False
+        turns, at = list[tuple[int, ...]](), i
+        while op is not None and op.kind in _TURNING:
+            if op.kind == "transpose":
+                turns.append(op.ints("permutation"))
+            elif turns:  # which dims are turned over is not known
+                return False
+            (name,) = line.reads[at]
+            maker = line.maker.get(name)
+            if maker is None or len(line.readers[name]) != 1 or name in line.copied.get(at, ()):
+                return False
+            at, op = maker, line.ops[maker]
+        step = self._block.instructions[at]
+        if op is None or not turns or not isinstance(step, LocalOp) or not sums_up_batches(op):
+            return False
+        assert op.rule is not None
+        makers, local = made_by(op.rule), self._sizes.made(step, op)
+        dims: Sequence[int] = range(len(local))
+        for turn in reversed(turns):
+            dims = [dims[d] for d in turn]
+        lying = [d for d in dims if local[d] > 1]
+        runs = [maker for maker, _ in itertools.groupby(makers[d] for d in lying)]
+        is_rising = all(a < b for a, b in itertools.pairwise(lying) if makers[a] == makers[b])
+        one_batch = sum(makers[d] == 0 for d in lying) == 1
+        return one_batch and len(runs) == len({*runs}) and runs[-1] != 0 and is_rising
 
     def _turns_anew(self, i: int, sources: _Behind, nbytes: int) -> bool:
         """Writes a value in another order where XLA for TPUs computes it once more for that.

@@ -1,4 +1,4 @@
-"""What XLA for GPUs computes in what reads it, and adds, beside what it compiles."""
+"""What XLA for GPUs computes in what reads it, adds, and writes as it is read."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.runtime.aot_programs import needs_gpu_compiler
 H100 = Cluster.parse("1xh100")
 ROWS, SIDE, WIDTH, LONG = 64, 64, 64, 4096
 IMAGE_BYTES = 2 * ROWS * SIDE**2 * WIDTH
+HEADS, SEQUENCE, DEPTH = 32, 2048, 128
 DIMS = ("NHWC", "HWIO", "NHWC")
 
 
@@ -140,3 +141,40 @@ def test_and_so_by_xla(taps: int) -> None:
     assert added(taps).plan.prediction.peak_bytes == pytest.approx(
         peak_by_xla(added(taps)), rel=0.02
     )
+
+
+@cache
+def attended(rows: int, heads_inside: bool) -> Planned:
+    """A step with what heads attend to, one beside the other, in products with what they share."""
+
+    def step(w: Any, batch: Any) -> Any:
+        weights, values = batch
+        order = "btch" if heads_inside else "bthc"
+        h = jnp.einsum(f"bhts,bhsc->{order}", weights, values).reshape(rows, SEQUENCE, -1)
+        return w, jnp.mean((h @ w).astype(jnp.float32))
+
+    weights = (rows, HEADS, SEQUENCE, SEQUENCE)
+    return planned(
+        step, *arrays((HEADS * DEPTH, 64)), arrays(weights, (rows, HEADS, SEQUENCE, DEPTH))
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads_inside", "written"), [(1, False, 1), (1, True, 2), (2, False, 2)]
+)
+def test_one_batch_of_a_product_may_be_written_between_its_rows(
+    rows: int, heads_inside: bool, written: int
+) -> None:
+    """As it is read then, but for batches innermost, or those of two dims."""
+    kernels = stored(attended(rows, heads_inside))
+    nbytes = 2 * rows * SEQUENCE * HEADS * DEPTH
+    assert [kernels.nbytes[n] for k in kernels.kernels for n in k.makes].count(nbytes) == written
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize(("rows", "heads_inside"), [(1, False), (1, True), (2, False)])
+def test_so_it_is_written_by_xla(rows: int, heads_inside: bool) -> None:
+    """But for 4 MiB in which BLAS may work."""
+    found = attended(rows, heads_inside)
+    compiled = peak_by_xla(found)
+    assert found.plan.prediction.peak_bytes == pytest.approx(compiled, abs=5 * 2**20)
