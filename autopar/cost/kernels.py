@@ -57,6 +57,7 @@ _IN_GELU = frozenset(
 )
 _LARGER = 16
 _TURNING = frozenset({"reshape", "transpose"})
+_SHIFTING = frozenset({"concatenate", "dynamic_slice", "gather", "pad", "rev", "slice"})
 _PLACE_BYTES = 4  # of one of an iota's places, whatever it is cast to
 # Of DeepSeek's scores on v5p those of 512 MiB in f32 are computed once more, and four of their sums
 # run as one; those of 8 GiB are not.
@@ -569,7 +570,7 @@ class _Writer:
             return False
         name = kernel.makes[0]
         work, picked, is_cheap = self._weighed[name]
-        if len(readers) > 1 and not is_cheap:
+        if (len(readers) > 1 and not is_cheap) or not self._is_in_place(kernel.at):
             return False
         once, again = work, len(readers) * work
         for piece in kernel.reads - self._line.fills.keys():
@@ -577,6 +578,31 @@ class _Writer:
             once += loaded
             again += loaded * sum(piece not in r.reads for r in readers)
         return again <= once + self._nbytes[name] * (1 + len(readers))
+
+    def _is_in_place(self, i: int) -> bool:
+        """True if items of what an instruction makes are made of those in the same place, and read
+        for theirs: no slice or pad is computed with it, before it or behind.
+        """
+        line, ways = self._line, [(i, False), (i, True)]
+        seen = {*ways}
+        while ways:
+            at, is_behind = ways.pop()
+            op = line.ops[at]
+            if op is None or op.kind in _SHIFTING:
+                return False
+            if is_behind:
+                found = [
+                    j
+                    for name in line.makes[at] if at == i or name not in self._nbytes
+                    for j in line.readers.get(name, ()) if line.fused[j]
+                ]  # fmt: skip
+            else:
+                computed = (name for name in line.reads[at] if name not in self._nbytes)
+                found = [j for name in computed if (j := line.maker.get(name)) is not None]
+            new = {(j, is_behind) for j in found} - seen
+            seen |= new
+            ways += sorted(new)
+        return True
 
     def _product_before(self, i: int) -> str | None:
         """The product's result that an instruction makes gelu of, by tanh, with a bias or without.
