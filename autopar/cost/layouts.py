@@ -119,7 +119,7 @@ class Orders:
     ) -> None:
         self._of: dict[str, Order] = {}
         self._gathered: dict[str, Order] = {}
-        self._plain: dict[str, tuple[tuple[int, ...], Order]] = {}  # products: each dim's maker
+        self._made_by: dict[str, tuple[tuple[int, ...], Order]] = {}  # products: each dim's maker
         self._swapped: set[str] = set()
         self._visits, self._turned_over = visits, turned_over
 
@@ -151,7 +151,7 @@ class Orders:
             self._of[made] = whole.sized(local)
         else:
             whole = Order(tuple(range(len(local))), (), 0, made)
-            self._plain[made] = tuple(made_by(op.rule)), whole.sized(local)
+        self._made_by[made] = tuple(made_by(op.rule)), whole.sized(local)
         found = list[Turned]()
         for k, name in enumerate(operands):
             order = self._of.get(name or "")
@@ -213,15 +213,14 @@ class Orders:
     def begun_inside(self, name: str, dim: int) -> Order | None:
         """The order of a product's own result, if it cannot be made with a dim outermost.
 
-        Without a dim of batch either operand's dims may come first, in their order.
+        Either operand's dims may come first, in their order, but where there are several of batch.
         """
-        order = self._of.get(name)
-        if order is not None:
-            return order if order.made == name and dim in order.dims[1:] else None
-        makers, order = self._plain.get(name, ((), None))
+        makers, order = self._made_by.get(name, ((), None))
         if order is None or dim not in order.dims:
             return None
-        first = next(d for d in order.dims if makers[d] == makers[dim])
+        batches = [d for d in order.dims if makers[d] == 0]
+        alike = [d for d in order.dims if makers[d] == makers[dim]]
+        first = alike[0] if len(batches) < 2 else order.dims[0]
         return order if first != dim else None
 
     def is_turned(self, name: str) -> bool:

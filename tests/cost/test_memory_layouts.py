@@ -498,3 +498,31 @@ def test_a_product_is_written_once_more_to_be_scattered_along_a_dim_between_othe
     found = stored_kernels(block, Sizes(graph, mesh), given, lambda *_: 0).kernels
     between = [("%raw as 1,0,2",)] if copied else []
     assert made(list(found)) == [("%raw",), *between, ("%y",)]
+
+
+@pytest.mark.parametrize(("batch", "copied"), [((8,), False), ((2, 4), True), ((1, 8), False)])
+def test_one_batch_of_a_product_lies_between_its_rows_to_be_scattered_along_those(
+    batch: tuple[int, ...], copied: bool
+) -> None:
+    """As the gradients of experts, of which BLAS writes one beside the other."""
+    mesh, n = MeshShape(("data",), (8,)), len(batch)
+    shape = ",".join(map(str, batch))
+    dims = ", ".join(map(str, range(n))) + ","
+    graph = graph_of(
+        f"%y: f32[{shape},16,64] = dot_general(%x, %w) forward "
+        f"{{dimension_numbers=((({n},), ({n},)), (({dims}), ({dims})))}}",
+        inputs=f'%x: f32[{shape},32,16] batch "x",\n%w: f32[{shape},32,64] state "w"',
+        returns='%y "y"',
+    )
+    whole = replicated(n + 2)
+    cut = Sharding(tuple(("data",) if d == n else () for d in range(n + 2)))
+    scatter = Move(
+        Value("%y", (*batch, 16, 64), "f32"), "%raw", "%y", whole, cut,
+        (MoveStep("reduce-scatter", ("data",), n),),
+        collectives=(Collective("reduce-scatter", ("data",), 8 * 16 * 64 * 4, 0.0),),
+    )  # fmt: skip
+    product = LocalOp((0,), ("%x", "%w"), ("%raw",), (whole, whole), (whole,))
+    block = Block(("%x", "%w"), (product, scatter), ("%y",))
+    given = {"%x": 8 * 32 * 16 * 4, "%w": 8 * 32 * 64 * 4}
+    found = stored_kernels(block, Sizes(graph, mesh), given, lambda *_: 0).kernels
+    assert len(found) == 2 + copied
