@@ -628,8 +628,8 @@ def around_arguments(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
         sum       best  x  x        x  x   |  not listed
         listing    o    o  o        *  o   |                  * is the answer
 
-    Around a faster one it looks again. A listing may hold more than the rows of the sum count. Where
-    one that is faster holds too much, all is looked for once more within so much less.
+    Around a faster one it looks again. A listing may hold more than the rows of the sum count.
+    Where one that is faster holds too much, all is looked for once more within so much less.
     """
     context, limit = step.context, step.context.request.budget_bytes
     if step.form.graph.op_count > _FEW or context.request.method != "auto":

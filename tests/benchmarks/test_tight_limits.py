@@ -9,7 +9,7 @@ from tests.zoo.registry import cases
 
 # A plan for 8xh100 at 0.8 of its bytes, where a pin of the largest argument once took 6.8 % less
 # than the plan, and one of the third 1.4 %: the solver's sum was the same, the kernels were not.
-# The second's best plan is 11 % faster than any that has one argument laid otherwise than the first.
+# The second takes 11 % less where it looks around the layout that is best around the first again.
 _SAMPLES = ("mlp", "8xh100", 0.8), ("mlp_equinox", "8xh100", 0.8)
 
 
