@@ -234,9 +234,11 @@ class Prices:
     def joined(self, kind: str, nbytes: float, axes: Sequence[str]) -> float:
         """Seconds of a collective that another has started already, as one with which it runs.
 
-        So moves are priced before it is known what runs together. Raises as `collective`.
+        So moves are priced before it is known what runs together. Compilers combine no all-to-alls.
+        Raises as `collective`.
         """
-        return _on_links(kind, nbytes, self._known(axes).joined)
+        links = self._known(axes)
+        return _on_links(kind, nbytes, links.alone if kind == "all-to-all" else links.joined)
 
     @property
     def platform(self) -> Platform:

@@ -193,17 +193,17 @@ def test_textbook_moves(before: str, after: str, kinds: list[str]) -> None:
 
 
 def test_bytes_are_of_the_whole_local_buffer() -> None:
-    """1024 x 1024 floats are 4 MiB; over data=2 x model=4 a device holds 512 KiB."""
-    value, prices = Value("%0", (1024, 1024), "f32"), cluster_prices("2,4", "8xh100")
+    """4096 x 4096 floats are 64 MiB; over data=2 x model=4 a device holds 8 MiB."""
+    value, prices = Value("%0", (4096, 4096), "f32"), cluster_prices("2,4", "8xh100")
     lies = Sharding((("data",), ("model",)))
     gathered = prices.route(value, lies, Sharding((("data",), ())))
     assert [(c.kind, c.nbytes, c.axes) for c in gathered.collectives] == [
-        ("all-gather", 2 << 20, ("model",))
+        ("all-gather", 32 << 20, ("model",))
     ]
     summed = prices.route(value, Sharding(((), ("model",)), ("data",)), Sharding(((), ("model",))))
-    assert [(c.kind, c.nbytes) for c in summed.collectives] == [("all-reduce", 1 << 20)]
+    assert [(c.kind, c.nbytes) for c in summed.collectives] == [("all-reduce", 16 << 20)]
     turned = prices.route(value, lies, Sharding((("data", "model"), ())))
-    assert [(c.kind, c.nbytes) for c in turned.collectives] == [("all-to-all", 512 << 10)]
+    assert [(c.kind, c.nbytes) for c in turned.collectives] == [("all-to-all", 8 << 20)]
 
 
 def test_keys_and_scalars_have_tables_too() -> None:
