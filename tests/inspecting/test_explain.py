@@ -66,14 +66,21 @@ def test_the_next_best_are_the_best_of_all_that_can_be_pinned(free: Asked, path:
 
 
 def test_each_alternative_is_priced_as_its_pinned_plan(free: Asked) -> None:
+    """But where planning also finds one that waits for every move, which is faster."""
     found = explain(free.loaded, "params/up")
+    alike = 0
     for other in found.alternatives:
         assert other.sharding is not None
         assert other.price is not None
         dims = tuple(axes or None for axes in other.sharding.dims)
         plan = free.step.what_if(pins={"state/params/up": dims})
+        if plan.outcome.sentence.startswith("Solved with no overlap"):
+            assert plan.prediction.seconds < other.price.seconds
+            continue
+        alike += 1
         assert other.price.solver_seconds == pytest.approx(plan.outcome.seconds, rel=1e-5)
         assert other.price.seconds == pytest.approx(plan.prediction.seconds, rel=0.05)
+    assert alike > 1
 
 
 def test_prices_are_those_of_the_plan(free: Asked) -> None:
