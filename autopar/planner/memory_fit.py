@@ -41,7 +41,7 @@ _WORTH_AGAIN = 0.01  # of the seconds, that recomputing where nothing binds must
 _WORTH_KEEPING = 0.02  # of the seconds, that gathering once may save at least
 _CLOSE = 0.005  # of the seconds without a limit
 _NEAR = 1.25  # by how much more the pass may count than the listing really holds
-_ROUNDS = 3  # of looking around arguments, each within less
+_ROUNDS = 6  # of looking around arguments, around what is faster or within less
 _ARGUMENTS = 4  # that are laid otherwise one by one
 _FEW = 300  # ops of a step that is listed so often
 _AROUND = 0.25  # of the sum, by how much such a plan may look worse and yet be listed
@@ -645,9 +645,10 @@ def around_arguments(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
                 fastest = plan
             else:
                 over = max(over, plan.peak_bytes - limit)
-        if fastest is around and not over:
-            break
-        allowed -= over
+        if fastest is around:
+            if not over:
+                break
+            allowed -= over
     if fastest is best:
         return best
     return fastest.told_as(best, "Solved around other layouts of the largest arguments.")
