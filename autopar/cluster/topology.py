@@ -32,9 +32,8 @@ class LinkLevel:
     of one transfer to one neighbor. On a torus a level is one direction; `wraps` says it closes
     into a ring. `reduces_in_switch` is the share of the rate that the switch keeps while adding up,
     None where it cannot; `local_bytes_per_second` is None where a device's own share takes no time;
-    `small` is the level as small messages see it, None where they are sent as all others, and
-    `at_once` says that the pairs of an all-to-all are under way together. See SwitchLevel for the
-    other figures.
+    `small` is the level as small messages see it, None where they are sent as all others. See
+    SwitchLevel for the other figures.
     """
 
     name: str
@@ -50,7 +49,6 @@ class LinkLevel:
     reduces_in_switch: float | None = None
     reduction_start_seconds: float = 0.0
     local_bytes_per_second: float | None = None
-    at_once: bool = False
     small: LinkLevel | None = None
 
     @property
@@ -142,7 +140,6 @@ class SwitchLevel:
             reduces_in_switch=self.reduction_efficiency or None,
             reduction_start_seconds=self.reduction_start_seconds,
             local_bytes_per_second=self.local_bytes_per_second or None,
-            at_once=self.small_rate > 0,
         )
         if not self.small_rate:
             return level

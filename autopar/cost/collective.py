@@ -174,10 +174,10 @@ def _shuffle(nbytes: float, level: LinkLevel, inside: int) -> float:
     """The part of an all-to-all that leaves for other members at this level.
 
     Each device sends one message to each of the `inside` devices under each other member: together,
-    or one after the other.
+    as where small messages have a way of their own, or one after the other.
     """
     fraction = (level.size - 1) / level.size
-    messages = 2 if level.at_once else (level.size - 1) * inside
+    messages = 2 if level.small is not None else (level.size - 1) * inside
     moved = nbytes * fraction / level.shuffle_bytes_per_second
     return level.start_seconds + messages * level.latency_seconds + moved
 

@@ -560,7 +560,7 @@ class _Writer:
                 work = reader.work_bytes + kernel.work_bytes
                 found[j] = replace(reader, reads=reads, work_bytes=work)
             for r in kernel.reads:
-                readers[r] = list({*readers[r], *at} - {k})
+                readers[r] = sorted({*readers[r], *at} - {k})
             found[k] = replace(kernel, makes=())
         return [kernel for kernel in found if kernel.makes]
 

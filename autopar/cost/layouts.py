@@ -141,17 +141,15 @@ class Orders:
         `local` are the result's sizes on a device. Its operands may be `swapped`.
         """
         assert op.rule is not None
-        batched = bool(_batch_of(op.rule))
+        batched, makers = bool(_batch_of(op.rule)), tuple(made_by(op.rule))
+        dims: Sequence[int] = range(len(local))
+        if batched and swapped:
+            self._swapped.add(made)
+            dims = sorted(dims, key=makers.__getitem__)
+        lies = Order(tuple(dims), (), self._visits.get(made, 0), made).sized(local)
+        self._made_by[made] = makers, lies
         if batched:
-            dims = tuple(range(len(local)))
-            if swapped:
-                self._swapped.add(made)
-                dims = tuple(sorted(dims, key=made_by(op.rule).__getitem__))
-            whole = Order(dims, (), self._visits.get(made, 0), made)
-            self._of[made] = whole.sized(local)
-        else:
-            whole = Order(tuple(range(len(local))), (), 0, made)
-        self._made_by[made] = tuple(made_by(op.rule)), whole.sized(local)
+            self._of[made] = lies
         found = list[Turned]()
         for k, name in enumerate(operands):
             order = self._of.get(name or "")

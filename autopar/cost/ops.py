@@ -214,8 +214,7 @@ def is_run_backward(op: Op, turned: bool) -> bool:
     """
     if not _lies_apart(op) or op.whole("feature_group_count") != 1 or not has_filter(op):
         return False
-    taps = ints(fields(op.param("dimension_numbers"))["rhs_spec"])[2:]
-    return turned or all(operand_shape(op, 1)[d] == 1 for d in taps)
+    return turned or _has_one_tap(op)
 
 
 def slides_forward(op: Op, turned: bool) -> bool:
@@ -225,8 +224,13 @@ def slides_forward(op: Op, turned: bool) -> bool:
     """
     if _lies_apart(op) or not has_filter(op):
         return False
+    return not turned or _has_one_tap(op)
+
+
+def _has_one_tap(op: Op) -> bool:
+    """True if a convolution's filter has one tap, so that turned round it is the same."""
     taps = ints(fields(op.param("dimension_numbers"))["rhs_spec"])[2:]
-    return not turned or all(operand_shape(op, 1)[d] == 1 for d in taps)
+    return all(operand_shape(op, 1)[d] == 1 for d in taps)
 
 
 def made_share(op: Op) -> float:

@@ -227,15 +227,16 @@ class _Schedule:
             n: own[n].operands[0] for n, _, _ in self.times() if own[n].opcode.endswith("-done")
         }
         begun, latest = set(waits.values()), ""
-        clock = before = copied = 0.0
+        clock = before = 0.0
         ended: dict[str, tuple[float, float]] = {}
-        copied_by: dict[str, float] = {}
+        copied: dict[str, float] = {}  # when each copy ends, the last one last
         rows: list[list[float | str]] = []
         for name, start, end in sorted(self.times(), key=lambda row: row[1]):
             # A gap is a wait for a collective: the one that is done, or the last that was started.
+            # Behind the start of a copy it is part of the 5 ms, and counts for nothing.
             started = waits.get(name, latest)
             if started in copies:
-                clock = max(clock, copied_by.get(waits.get(name, ""), 0.0))
+                clock = max(clock, copied.get(waits.get(name, ""), 0.0))
             elif start > before and started in ended:
                 old, new = ended[started]
                 clock = min(max(clock, new + start - old), clock + start - before)
@@ -246,7 +247,7 @@ class _Schedule:
             before = max(before, end)
             ended[name] = end, clock
             if name in copies:
-                copied = copied_by[name] = max(copied, clock) + copies[name]
+                copied[name] = max(clock, next(reversed(copied.values()), 0.0)) + copies[name]
             latest = name if name in begun else latest
         self.rows = rows
 
