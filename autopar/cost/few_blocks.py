@@ -30,7 +30,7 @@ from autopar.cost.ops import (
 )
 from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Op
-from autopar.ir.listing import Block, LocalOp, Move
+from autopar.ir.listing import Block, Fence, LocalOp, Move
 from autopar.rules import primitive
 
 # A block takes the columns that a warp's 32 lanes load at once, 8 bytes each. XLA splits longer
@@ -267,6 +267,9 @@ def columns_outermost(block: Block, sizes: Sizes) -> frozenset[str]:
         if isinstance(step, Move):
             tied[root(step.source)] = root(step.result)
             told += [(step.result, *wish) for wish in _wishes(step)]
+        elif isinstance(step, Fence):
+            for source, result in zip(step.sources, step.results, strict=False):
+                tied[root(source)] = root(result)
         elif isinstance(step, LocalOp):
             op = sizes.op(step.equation)
             if sums_up_batches(op):
@@ -283,7 +286,8 @@ def columns_outermost(block: Block, sizes: Sizes) -> frozenset[str]:
             best[at] = weight, is_outermost
     made = (s.results for s in block.instructions if isinstance(s, LocalOp))
     moved = (s.result for s in block.instructions if isinstance(s, Move))
-    names = {*block.inputs, *(n for results in made for n in results), *moved}
+    fenced = (s.results for s in block.instructions if isinstance(s, Fence))
+    names = {*block.inputs, *moved, *(n for results in (*made, *fenced) for n in results)}
     return frozenset(n for n in names if best.get(root(n), (0, False))[1])
 
 

@@ -123,7 +123,7 @@ def made_by(rule: Rule) -> list[int]:
 
 
 def is_better_swapped(product: Op, reader: Op) -> bool:
-    """True if a batched product should be made with its operands swapped for its only reader.
+    """True if a batched product should be made with its operands swapped for a reader.
 
     It is turned over so that what its first operand makes comes last. Made with that innermost,
     scores lie in rows, as the sums of a softmax read them. Of products without a batch XLA swaps

@@ -17,7 +17,7 @@ port, as what a trip leaves is what the next is given:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -30,6 +30,7 @@ Place = tuple[int, int]  # a body, and the number of one of its inputs or output
 
 REMAT = frozenset({"remat2", "checkpoint"})  # of JAX 0.10 and before, and of later ones
 LOOPS = frozenset({"scan", "while", "cond"})  # what a listing has as a `Loop`
+_SAME_ITEMS = frozenset({"convert_element_type", "transpose", "reshape", "squeeze", "slice"})
 
 
 class PortKind(Enum):
@@ -203,3 +204,33 @@ def _returned(results: int, bodies: int) -> Iterator[Port]:
     for k in range(results):
         places = tuple((b, k) for b in range(bodies))
         yield Port(PortKind.RESULT, result=k, outputs=places)
+
+
+Ran = tuple[str, Sequence[T], Sequence[T]]  # the kind of an op, what it reads, and its results
+
+
+def merely_cast(again: Iterable[Ran[T]], arguments: Collection[T]) -> frozenset[T]:
+    """The arguments of which ops that are run again only cast or turn over what is theirs alone.
+
+    So it is with weights: all else reads an activation too. To run that early holds little, where
+    to gather it may take long.
+    """
+    alone: dict[T, frozenset[T]] = {a: frozenset((a,)) for a in arguments}
+    others: set[T] = set()
+    for kind, reads, results in again:
+        if all(r in alone for r in reads):
+            made = frozenset[T]().union(*(alone[r] for r in reads))
+            if not made or kind in _SAME_ITEMS:
+                alone.update(dict.fromkeys(results, made))
+            else:
+                others |= made
+    return frozenset(arguments) - others
+
+
+def with_casts(ops: Iterable[Ran[T]], arguments: Collection[T]) -> frozenset[T]:
+    """The arguments, and what ops that only cast or turn over make of them alone."""
+    found = set(arguments)
+    for kind, reads, results in ops:
+        if kind in _SAME_ITEMS and found.issuperset(reads):
+            found.update(results)
+    return frozenset(found)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+_DIGITS = 4  # of a limit, rounded up so that it is enough as it stands
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _COUNTS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -15,6 +17,13 @@ def show_bytes(count: float) -> str:
     while abs(size) >= 1024 and unit < len(_BYTES) - 1:
         size, unit = size / 1024, unit + 1
     return f"{size:.0f} B" if unit == 0 else f"{_three_digits(size)} {_BYTES[unit]}"
+
+
+def limit_gib(nbytes: float) -> float:
+    """A memory limit in GiB that so many bytes keep, of a few digits: 1.2e9 -> 1.118."""
+    gib = nbytes / 2**30
+    scale = 10.0 ** (_DIGITS - 1 - math.floor(math.log10(max(gib, 1e-12))))
+    return (math.floor(gib * scale) + 1) / scale
 
 
 def show_seconds(seconds: float) -> str:

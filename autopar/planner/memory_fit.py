@@ -149,11 +149,19 @@ class StepOnMesh:
         return self._solved(replace(self.optimal(), tell_recipes=told), memory_bytes)
 
     def within(self, memory_bytes: int) -> MeshPlan | None:
-        """The faster of two plans within a limit, by what is counted; None where there is none."""
-        try:
+        """The faster of two plans within a limit, by what is counted; None where there is none.
+
+        The pass may count more than listings hold. Where it finds none it may count as many times
+        the limit as it counts what the lightest plan holds.
+        """
+        with suppress(MemoryLimitError):
             return self.or_waiting(self.cheapest(memory_bytes), memory_bytes)
-        except MemoryLimitError:
+        if not self.may_fit():
             return None
+        wider = int(memory_bytes * self._overcounted)
+        with suppress(MemoryLimitError):
+            return self.or_waiting(self.cheapest(wider), wider)
+        return None
 
     def or_waiting(self, found: MeshPlan, memory_bytes: int) -> MeshPlan:
         """The cheapest plan within a limit, or a faster one that waits for every move.
@@ -201,6 +209,14 @@ class StepOnMesh:
         """True if the choices that hold least come near the limit: the pass counts no worse."""
         return needed_bytes(self._unlimited) <= _NEAR * self.context.request.budget_bytes
 
+    @cached_property
+    def _overcounted(self) -> float:
+        """How many times what the lightest plan holds the pass counts of it, but at least 1."""
+        sharding = self.lightest.sharding
+        posed = self.priced.within(EVERY_BYTE)
+        chosen = case_of(posed, sharding, sharding.reuse_gathered).chosen
+        return max(1.0, posed.assembled.problem.peak_bytes(chosen) / self.lightest.peak_bytes)
+
     @property
     def least_argument_bytes(self) -> float:
         """The fewest bytes that a device holds all the while, in whatever form the step runs."""
@@ -223,6 +239,7 @@ class StepOnMesh:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
         return self._planned(self._keeping, NO_LIMIT_BYTES)
 
+    @cached_property
     def lightest(self) -> MeshPlan:
         """The plan that holds the least."""
         recipe, tables = self.context.request.shard.recipe, self.context.tables
@@ -368,11 +385,6 @@ class TriedMesh:
         return replace(self, within=self.step.within(self.context.request.budget_bytes))
 
     @cached_property
-    def lightest(self) -> MeshPlan:
-        """The plan that holds the least."""
-        return self.step.lightest()
-
-    @cached_property
     def nearest_bytes(self) -> float:
         """The fewest bytes that a known plan would hold, recomputing what it can.
 
@@ -391,7 +403,7 @@ class TriedMesh:
             return plan.peak_bytes - (leaner.saved_bytes if leaner is not None else 0)
 
         roomy = leanest(self.roomy)
-        return roomy if roomy <= _HOPE * limit else min(roomy, leanest(self.lightest))
+        return roomy if roomy <= _HOPE * limit else min(roomy, leanest(self.step.lightest))
 
     @property
     def is_near(self) -> bool:
@@ -540,29 +552,35 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
     """The plan that makes as little again as it takes to fit.
 
     A form's plan without a limit may do, and then no other of it is cheaper; else it may fit
-    when it is sharded more, too.
+    when it is sharded more, too. What makes most again is sharded as far as it takes.
     """
     context, plain = tried.context, tried.step.form
     limit, forms = context.request.budget_bytes, tried.roomy.leaner_forms
-    known: dict[tuple[str, ...], MeshPlan | None] = {}
+    known: dict[tuple[str, ...], tuple[StepOnMesh, MeshPlan | None]] = {}
 
-    def planned(form: Form) -> MeshPlan | None:
-        step = StepOnMesh(context, form)
+    def planned(step: StepOnMesh) -> MeshPlan | None:
         try:
             least = step.cheapest(NO_LIMIT_BYTES)
         except InfeasibleError:
             return None
-        return fit_within(limit, step.within, [least], tries=1).best or least
+        return fit_within(limit, step.within, [least], tries=2).best or least
 
     def solve(allowed: int) -> MeshPlan | None:
         recomputed = forms.within(allowed)
         if recomputed is None:
             return None
         if recomputed.values not in known:
-            known[recomputed.values] = planned(form_of(plain, recomputed, context.request.rules))
-        return known[recomputed.values]
+            step = StepOnMesh(context, form_of(plain, recomputed, context.request.rules))
+            known[recomputed.values] = step, planned(step)
+        return known[recomputed.values][1]
 
-    return fit_within(limit, solve).best
+    def lightest() -> Iterator[MeshPlan | None]:
+        if known:
+            step, _ = max(known.values(), key=lambda row: row[0].form.recomputed.saved_bytes)
+            if step.may_fit():
+                yield step.lightest
+
+    return fit_within(limit, solve, lightest=lightest()).best
 
 
 def best_recipe(
@@ -688,7 +706,7 @@ def _sharded_more(tried: TriedMesh) -> MeshPlan:
     step, limit = tried.step, tried.context.request.budget_bytes
 
     def lightest() -> Iterator[MeshPlan]:
-        yield tried.lightest
+        yield step.lightest
 
     found = fit_within(
         limit, step.within, [tried.roomy], tried.within, lightest(),

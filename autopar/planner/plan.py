@@ -38,7 +38,7 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.graph import Graph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Outcome, Status
-from autopar.ir.text import show_bytes, show_seconds
+from autopar.ir.text import limit_gib, show_bytes, show_seconds
 from autopar.passes.base import NO_LIMIT_BYTES, Pins, Watcher
 from autopar.passes.shard.model.read import Readings
 from autopar.planner.companion import plan_companion, request_on, shared_state
@@ -56,7 +56,7 @@ from autopar.planner.memory_fit import (
     try_mesh,
 )
 from autopar.planner.planned import Planned, make_plan
-from autopar.planner.remat import Form
+from autopar.planner.remat import Form, form_of
 from autopar.planner.request import Request, is_small
 from autopar.planner.sliced_step import Source
 from autopar.planner.stage_search import FoundStages, search_stages
@@ -257,14 +257,32 @@ def _in_stages(source: Source, request: Request, found: FoundStages) -> Planned:
 
 
 def _remedies(source: Source, request: Request) -> str:
-    """A sentence on other numbers of microbatches and devices: those that fit, or that none do."""
+    """A sentence on recomputing, microbatches and more devices: what fits, or that none does."""
     able = [
+        *_with_recomputing(source, request),
         *_with_microbatches(source, request),
         *_with_more_devices(source.plain, request),
     ]
     if not able:
         return "Neither microbatches nor more devices of the kind were found to make it fit."
     return f"Planned and found to fit: {', '.join(able)}."
+
+
+def _with_recomputing(source: Source, request: Request) -> Iterator[str]:
+    """The limit that does where as much as possible is made again for the backward pass."""
+    if not request.remat:
+        return
+    context = MeshContext.of(_meshes(request)[0], request)
+    with suppress(AutoparError):  # pins that leave no plan, say
+        leaner = try_mesh(context, source.plain).roomy.leaner_forms.within(0)
+        if leaner is None:
+            return
+        form = form_of(source.plain, leaner, request.rules)
+        gib = limit_gib(StepOnMesh(context, form).lightest.peak_bytes)
+        asked = replace(request, memory_bytes=int(gib * 2**30))
+        if asked.budget_bytes <= request.cluster.memory_bytes:
+            peak = show_bytes(_plan_one_program(source, asked, ()).plan.prediction.peak_bytes)
+            yield f"memory_gb={gib:g}, by recomputing ({peak} a device)"
 
 
 def _with_microbatches(source: Source, request: Request) -> Iterator[str]:
@@ -317,7 +335,7 @@ def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
         for mesh in _meshes(asked)[:1]:
             step = StepOnMesh(MeshContext.of(mesh, asked), plain)
             with suppress(AutoparError):  # pins that do not divide, say
-                found = step.lightest() if step.may_fit() else None
+                found = step.lightest if step.may_fit() else None
                 if found is not None and fits(found, asked.budget_bytes):
                     yield f"{larger.name} ({show_bytes(found.peak_bytes)} a device)"
                     return

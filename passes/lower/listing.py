@@ -36,7 +36,7 @@ from itertools import chain
 from autopar.cost.ops import is_better_swapped, is_fused_into_readers, is_reduction
 from autopar.cost.reshard import Resharder, Route
 from autopar.errors import GraphError
-from autopar.ir.control_flow import ControlFlow, Port
+from autopar.ir.control_flow import ControlFlow, Port, merely_cast, with_casts
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
 from autopar.ir.listing import (
@@ -191,6 +191,8 @@ class _Scope:
         self._aliases: dict[str, Operand] = {}
         self._rematerializable: dict[str, _Made] = {}
         self._inputs = {i.value.name for i in graph.inputs}
+        weights = [i.value.name for i in graph.inputs if i.role is not Role.BATCH]
+        self._weights = with_casts(map(_ran, graph.ops), weights)
         self._stored: dict[str, Sharding] = {}
         self._pieces: dict[tuple[str, Sharding, str], str] = {}
         self._moved: dict[tuple[str, Sharding], int] = {}
@@ -410,8 +412,15 @@ class _Scope:
         """Give operands other names behind a fence, but for literals and rematerializable values.
 
         A sum that a loop leaves may have another sharding where it is read: it is moved first.
+        Weights have a fence of their own, so that they can be gathered before the rest is there.
         """
         fenced: list[tuple[str, str]] = []
+        weights: list[tuple[str, str]] = []
+        again = op.graphs[0].ops if op.graphs else ()
+        given = [
+            n for n, o in zip(names, operands, strict=True) if self._resolve(o) in self._weights
+        ]
+        early = merely_cast(map(_ran, again), given if again else ())
         for name, operand in zip(names, operands, strict=True):
             outer = self._resolve(operand)
             # What is made anew behind the fence anyway needs none.
@@ -420,9 +429,9 @@ class _Scope:
             else:
                 wanted = self._plan.sharding_of.get(name, self._home(outer))
                 source = self.fetch(outer, wanted, op.origin.region, op.origin.line)
-                fenced.append((source or outer, name))
-        if fenced:
-            sources, results = zip(*fenced, strict=True)
+                (weights if name in early else fenced).append((source or outer, name))
+        for pairs in filter(None, (weights, fenced)):
+            sources, results = zip(*pairs, strict=True)
             self.instructions.append(Fence(sources, results, tied))
 
     def _store(self, operand: Operand) -> None:
@@ -695,6 +704,10 @@ def _is_gradient(
     return bool(ops)
 
 
+def _ran(op: Op) -> tuple[str, Sequence[str], Sequence[str]]:
+    return op.kind, op.value_operands, [r.name for r in op.results]
+
+
 def products_swapped(graph: Graph, block: Block) -> Block:
     """A block, and the bodies of its loops, whose batched products lie as they are wanted.
 
@@ -708,13 +721,23 @@ def products_swapped(graph: Graph, block: Block) -> Block:
     """
     readers = _readers(block)
 
+    def turns(product: Op, name: str) -> Iterator[bool]:
+        """True for each reader that turns the product over, behind fences too."""
+        yield from (False for output in block.outputs if output == name)
+        for reader in readers.get(name, []):
+            if isinstance(reader, Fence):
+                behind = zip(reader.sources, reader.results, strict=False)
+                yield from (t for s, r in behind if s == name for t in turns(product, r))
+            else:
+                op = graph.op_at(reader.equation) if isinstance(reader, LocalOp) else None
+                yield op is not None and is_better_swapped(product, op)
+
     def is_swapped(step: LocalOp) -> bool:
         op = graph.op_at(step.equation)
-        if op.kind != "dot_general" or step.results[0] in block.outputs:
+        if op.kind != "dot_general":
             return False
-        reading = readers.get(step.results[0], [])
-        reader = reading[0] if len(reading) == 1 else None
-        return isinstance(reader, LocalOp) and is_better_swapped(op, graph.op_at(reader.equation))
+        found = [*turns(op, step.results[0])]
+        return bool(found) and all(found)
 
     steps: list[ListingStep] = []
     for step in block.instructions:

@@ -77,6 +77,54 @@ def test_what_is_repeated_starts_behind_a_fence_tied_to_the_backward_pass() -> N
     assert all(made[str(o)].origin.region == "backward" for o in last)
 
 
+def test_weights_that_are_cast_again_wait_for_nothing() -> None:
+    """What gathers them runs beside other work; a batch, and what is made of it, waits."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(w: jax.Array) -> jax.Array:
+            h = x.astype(jnp.bfloat16)
+            for i in range(3):
+                h = jnp.tanh(h @ w[i].astype(jnp.bfloat16))
+            return jnp.sum(h.astype(jnp.float32) ** 2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    sealed = traced(step, W, X)
+    names = _forward(build(sealed), "tanh", "dot_general", "convert_element_type")
+    new = checked(rematerialize(sealed, names))
+    made = {r.name: op for op in new.ops for r in op.results}
+    waits: dict[str, list[bool]] = {"squeeze": [], "batch": []}
+    for fence in _backward(new, "remat2"):
+        makers = [made[str(o)] if str(o) in made else None for o in fence.operands]
+        tied = any(op is not None and op.origin.region == "backward" for op in makers)
+        for op in makers:
+            waits.setdefault(op.kind if op is not None else "batch", []).append(tied)
+    assert waits["squeeze"] == [False] * 3
+    assert waits["batch"] == [True]
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_weight_that_more_is_made_of_waits(cast: bool) -> None:
+    """Its square is run again, which may hold much, once the backward pass is there."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(w: jax.Array) -> jax.Array:
+            scale = w.astype(jnp.bfloat16) if cast else w
+            return jnp.sum(jnp.tanh(x.astype(scale.dtype) @ jnp.tanh(scale @ scale)) ** 2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    sealed = traced(step, shape(8, 8), X)
+    names = _forward(build(sealed), "tanh", "dot_general", "convert_element_type")
+    new = checked(rematerialize(sealed, names))
+    made = {r.name: op for op in new.ops for r in op.results}
+    assert _backward(new, "remat2")
+    for fence in _backward(new, "remat2"):
+        last = made.get(str(fence.operands[-1]))
+        assert last is not None
+        assert last.origin.region == "backward"
+
+
 def test_a_chain_is_repeated_as_a_whole() -> None:
     step = traced(_deep, W, X)
     names = _forward(build(step), "tanh", "dot_general")

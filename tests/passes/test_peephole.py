@@ -13,6 +13,7 @@ import autopar
 from autopar.cluster import Cluster
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder, Route
+from autopar.frontend.rewrite.remat import rematerialize
 from autopar.ir.graph import Graph
 from autopar.ir.listing import (
     IN_ROWS,
@@ -29,7 +30,12 @@ from autopar.ir.listing import (
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.soundness import ListingChecker
 from autopar.ir.values import Value
+from autopar.passes.base import Setting
 from autopar.passes.lower.listing import combine_once, merge_scatters, move_once
+from autopar.passes.shard.optimal import Optimal
+from autopar.rules import attach_rules
+from tests.frontend.tracing import traced
+from tests.lowering import lower_checked
 
 MESH = MeshShape.of("data=2,model=4")
 RESHARDER = Resharder(Prices(Cluster.parse("8xh100"), MESH))
@@ -317,3 +323,61 @@ def test_equal_work_of_a_loop_runs_once_a_trip() -> None:
     kinds = [graph.op_at(s.equation).kind for s in loop.bodies[0].instructions
              if isinstance(s, LocalOp)]  # fmt: skip
     assert kinds.count("tanh") == 1
+
+
+def _attending(w: jax.Array, x: jax.Array) -> jax.Array:
+    """A step of one layer of attention, twice as many heads of queries as of keys."""
+
+    def loss(w: jax.Array) -> jax.Array:
+        made = (x @ w).reshape(8, 64, 6, 16)
+        q, k = made[:, :, :4].reshape(8, 64, 2, 2, 16), made[:, :, 4:]
+        scores = jax.nn.softmax(jnp.einsum("btkgc,bskc->bkgts", q, k))
+        return jnp.sum(jnp.einsum("bkgts,bskc->btkgc", scores, k) ** 2)
+
+    return w - 0.1 * jax.grad(loss)(w)
+
+
+def test_scores_that_wait_for_the_backward_pass_are_swapped_too() -> None:
+    """The softmax is made of them again behind a fence: XLA turned all of that over twice."""
+    shapes = (16, 96), (8, 64, 16)
+    step = traced(_attending, *(jax.ShapeDtypeStruct(s, "float32") for s in shapes))
+    scores = next(
+        o for o in step.graph.ops if o.kind == "dot_general" and len(o.results[0].shape) > 3
+    )
+    cluster, mesh = Cluster.parse("8xh100"), MeshShape.of((8,))
+    softmax = ("transpose", "reduce_max", "exp", "sub", "div", "reduce_sum", "broadcast_in_dim")
+    forward = [o for o in step.graph.ops if o.origin.region == "forward" and o.kind in softmax]
+    for again in ((), tuple(o.results[0].name for o in forward)):
+        graph = attach_rules(rematerialize(step, again).graph)
+        plan = Optimal().run(graph, Setting(cluster, mesh, 2**60))
+        listing = lower_checked(graph, plan, Resharder(Prices(cluster, mesh)))
+        runs = [s for s in listing.block.instructions if isinstance(s, LocalOp)]
+        (product,) = (s for s in runs if s.results == (scores.results[0].name,))
+        fences = [s for s in listing.block.instructions if isinstance(s, Fence)]
+        assert any(product.results[0] in f.sources for f in fences) == bool(again)
+        assert product.swapped
+
+
+def test_the_weights_of_a_checkpoint_are_fenced_apart() -> None:
+    """What gathers them need not wait for the gradient that the rest is fenced with."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        @jax.checkpoint
+        def layer(h: jax.Array, m: jax.Array) -> jax.Array:
+            return jnp.tanh(h @ m.astype("bfloat16"))
+
+        def loss(w: jax.Array) -> jax.Array:
+            h = x
+            for i in range(2):
+                h = layer(h, w[i])
+            return jnp.sum(h**2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    given = jax.ShapeDtypeStruct((2, 64, 64), "float32"), jax.ShapeDtypeStruct((8, 64), "bfloat16")
+    planned = autopar.parallelize(step, cluster="8xh100").planned(*given)
+    graph, listing = planned.graph, planned.program.parts[0].listing
+    ListingChecker(planned.plan.mesh).check(graph, listing)
+    fences = [s for s in listing.block.instructions if isinstance(s, Fence)]
+    shapes = sorted(sorted(graph.nested_values[r].shape for r in f.results) for f in fences)
+    assert shapes == [[(8, 64), (8, 64)]] * 2 + [[(64, 64)]] * 2

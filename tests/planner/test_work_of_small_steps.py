@@ -93,7 +93,7 @@ def test_a_step_on_a_mesh_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> Non
     on_mesh = StepOnMesh(context, form)
     roomy = on_mesh.cheapest(NO_LIMIT_BYTES)
     limited = on_mesh.within(roomy.peak_bytes // 2)
-    lightest = on_mesh.lightest()
+    lightest = on_mesh.lightest
     assert len(priced) == 1
     assert limited is not None
     assert lightest.peak_bytes < roomy.peak_bytes
@@ -131,7 +131,7 @@ def test_the_lightest_plan_knows_of_copies() -> None:
     form = Form(None, traced(step, *args).graph)
     mesh = MeshShape.of((4, 4, 4))
     on_mesh = StepOnMesh(MeshContext.of(mesh, Request(Cluster.parse("v5p:4x4x4"))), form)
-    roomy, lightest = on_mesh.cheapest(NO_LIMIT_BYTES), on_mesh.lightest()
+    roomy, lightest = on_mesh.cheapest(NO_LIMIT_BYTES), on_mesh.lightest
     assert lightest.peak_bytes < 0.6 * roomy.peak_bytes
 
 

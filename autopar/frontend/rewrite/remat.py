@@ -39,6 +39,8 @@ from autopar.frontend.rewrite.splice import (
 from autopar.frontend.trace.graph import build, step_regions
 from autopar.frontend.trace.inline import live
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs, rename
+from autopar.ir.control_flow import merely_cast, with_casts
+from autopar.ir.values import Role
 
 _FENCE = jex.Primitive("remat2")
 
@@ -57,7 +59,9 @@ def rematerialize(traced: TracedStep, names: Collection[str]) -> TracedStep:
     # 1. Values in the bodies of forward scans, for backward scans.
     program = replace(program, equations=_join_scans(program, regions, chosen, fresh))
     # 2. Values of the step itself; 3. what nothing reads any more is dropped.
-    equations = list(_Scope(program, regions, chosen, fresh).rewritten())
+    inputs = zip(program.inputs, traced.graph.inputs, strict=True)
+    weights = [r for r, given in inputs if given.role is not Role.BATCH]
+    equations = list(_Scope(program, regions, chosen, weights, fresh).rewritten())
     program = replace(program, equations=live(equations, program.outputs))
     again = replace(traced, program=program)
     return replace(again, graph=build(again))
@@ -76,6 +80,7 @@ class _Scope:
         program: FlatProgram,
         regions: Sequence[str],
         chosen: frozenset[Ref],
+        weights: Collection[Ref],
         fresh: Iterator[Ref],
     ) -> None:
         self._fresh, self._regions, self._equations = fresh, regions, program.equations
@@ -83,6 +88,13 @@ class _Scope:
         able = [r == "forward" for r in regions]
         self._makers: Makers = makers_of(itertools.compress(program.equations, able), chosen)
         self._inputs = frozenset(program.inputs)
+        ran = [
+            (e.primitive.name, tuple(refs(e.operands)), e.results)
+            for e in itertools.compress(program.equations, able)
+        ]
+        kept = [r for r in ran if chosen.isdisjoint(r[2])]
+        again = [r for r in ran if not chosen.isdisjoint(r[2])]
+        self._weights = merely_cast(again, with_casts(kept, weights))  # may be there early
         self._again: dict[Ref, Ref] = {}  # forward value -> the same made again
         self._fenced: dict[Ref, Ref] = {}  # forward value -> the same behind a fence
         self._varies = set(program.inputs)  # values that no compiler can compute beforehand
@@ -117,11 +129,16 @@ class _Scope:
     def _repeated(self, steps: Sequence[Equation], trigger: Ref | None) -> Iterator[Equation]:
         made = {r for step in steps for r in step.results} | self._again.keys()
         starts = dict.fromkeys(r for step in steps for r in self._starts(step, made))
-        # The fence ties the kept values to the backward pass, so that XLA neither merges the copies
-        # with the first ones nor runs them early.
+        # Fences tie the kept values to the backward pass, so that XLA neither merges the copies
+        # with the first ones nor runs them early. Weights that are cast may be early: what gathers
+        # them runs beside other work then, as it does where nothing is made again.
         sources = [r for r in starts if r not in self._fenced]
-        if sources:
-            yield self._fence(sources, trigger, steps[0].line)
+        weights = [r for r in sources if r in self._weights]
+        values = [r for r in sources if r not in self._weights]
+        if weights:
+            yield self._fence(weights, None, steps[0].line)
+        if values:
+            yield self._fence(values, trigger, steps[0].line)
         for step in steps:
             operands = rename(rename(step.operands, self._fenced), self._again)
             copy = repeat(step, operands, self._fresh)

@@ -6,14 +6,13 @@ which the others could be kept (the deletion filter of Chinneck and Dravnieks, 1
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.errors import InfeasibleError, MemoryLimitError, PinError, bulleted
-from autopar.ir.text import show_bytes
+from autopar.ir.text import limit_gib, show_bytes
 from autopar.passes.base import Setting
 from autopar.passes.shard.model.assemble import Assembled
 from autopar.passes.shard.model.decisions import Decision, Reading
@@ -22,7 +21,6 @@ from autopar.passes.shard.recipes import AbstractRecipe, Free
 from autopar.passes.shard.solver.heuristic import Least, light_answers, min_memory
 
 _SHOWN = 5
-_DIGITS = 4  # of a limit, rounded up so that it is enough as it stands
 
 
 @dataclass(frozen=True)
@@ -190,17 +188,12 @@ def _advice(named: Sequence[Culprit], enough: float, asked: str, has_bytes: int)
     ways = ["fewer pins"] * any(c.pin is not None or c.line is not None for c in named)
     whole = any(c.pin is None and c.line is None for c in named)
     ways += ["method='auto', which may shard more"] * whole
-    gib = _rounded_up(enough / 2**30)
-    limit = f"a limit of {show_bytes(gib * 2**30)} or more (memory_gb={gib:.{_DIGITS}g})"
+    gib = limit_gib(enough)
+    limit = f"a limit of {show_bytes(gib * 2**30)} or more (memory_gb={gib:g})"
     if enough > has_bytes:
         limit = f"devices with {show_bytes(gib * 2**30)} or more each"
     ways.append(" ".join(part for part in (limit, asked) if part))
     return f"Use {' or '.join(ways)}."
-
-
-def _rounded_up(figure: float) -> float:
-    scale = 10.0 ** (_DIGITS - 1 - math.floor(math.log10(max(figure, 1e-12))))
-    return (math.floor(figure * scale) + 1) / scale
 
 
 def _unsharded(posed: Posed) -> float:

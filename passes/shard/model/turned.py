@@ -105,8 +105,7 @@ def _block(graph: Graph, path: OpPath, on_gpu: bool) -> Iterator[tuple[OpPath, O
             found = orders.element_wise(op, line.reads, made) if orders.any else []
         elif op.kind == "dot_general" and not is_reduction(op):
             reading = readers.get(made, [])
-            alone = reading[0] if len(reading) == 1 else None
-            swapped = alone is not None and is_better_swapped(op, alone)
+            swapped = bool(reading) and all(r and is_better_swapped(op, r) for r in reading)
             found = orders.product(op, line.reads, made, op.results[0].shape, swapped)
         # Dims that are one long on a device only make an order suit: what suits whole does so cut.
         copied = list[Turned]()
