@@ -196,6 +196,32 @@ def test_what_a_refusal_says_would_do_was_planned_and_does() -> None:
     autopar.plan(step, w, x, cluster=told[2], memory_gb=limit)
 
 
+def layers(w: Any, x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        h = x
+        for m in w:
+            h = h + jnp.tanh(jnp.sin(h @ m) * 2)
+        return jnp.sum(h**2)
+
+    return [m - 0.1 * g for m, g in zip(w, jax.grad(loss)(w), strict=True)]
+
+
+def test_layers_are_made_again_in_segments() -> None:
+    """At one price for all bytes, all of them would be made again at once."""
+    given = [S((64, 64), jnp.float32)] * 8, S((8192, 64), jnp.float32)
+    peak = autopar.plan(layers, *given, cluster="8xcpu").prediction.peak_bytes
+    for share in (0.8, 0.6):
+        plan = autopar.plan(layers, *given, cluster="8xcpu", memory_gb=share * peak / 2**30)
+        assert plan.recomputation.values
+        assert plan.prediction.peak_bytes <= share * peak
+    with pytest.raises(MemoryLimitError) as caught:
+        autopar.plan(layers, *given, cluster="8xcpu", memory_gb=0.25 * peak / 2**30)
+    told = re.search(r"memory_gb=([\d.e-]+), by recomputing", str(caught.value))
+    assert told is not None
+    plan = autopar.plan(layers, *given, cluster="8xcpu", memory_gb=float(told[1]))
+    assert plan.recomputation.values
+
+
 def test_a_refusal_advises_nothing_that_was_not_found_to_fit() -> None:
     with pytest.raises(MemoryLimitError) as caught:
         plan_of(memory_gb=1e-6)

@@ -82,3 +82,66 @@ def test_a_limit_out_of_reach_gives_all_of_the_way() -> None:
 def test_nothing_is_answered_where_nothing_helps() -> None:
     assert least_again(row(3), lambda again: 50.0 + len(again), 10.0) is None
     assert least_again(Tradeoff((), ()), lambda again: 50.0, 10.0) is None
+
+
+def chain(count: int) -> Tradeoff:
+    """Values that wait for the backward pass, each made from the one before by an op."""
+    kept = tuple(Kept(f"%{i}", 1.0, True, i, i) for i in range(count))
+    repeats = (Repeat((f"%{i}",), 1.0, (i - 1,) if i else ()) for i in range(count))
+    return Tradeoff(kept, tuple(repeats))
+
+
+def held_in_chain(count: int, again: frozenset[int]) -> float:
+    """The most values held at once: the kept ones, and those made again until they were read."""
+    kept = {i for i in range(count) if i not in again}
+    made, most = set[int](), 0
+    for read in reversed(range(count)):
+        first = read
+        while first in again and first not in made:
+            made.add(first)
+            first -= 1
+        most = max(most, len(kept) + len(made))
+        kept.discard(read)
+        made.discard(read)
+    return float(most)
+
+
+@pytest.mark.parametrize(("count", "limit"), [(9, 6.0), (16, 8.0), (36, 12.0), (64, 18.0)])
+def test_a_chain_is_cut_into_segments(count: int, limit: float) -> None:
+    """At one price for all, all of a chain is kept, or all of it is made again at once."""
+    given = chain(count)
+    found = least_again(given, lambda again: held_in_chain(count, again), limit)
+    assert found is not None
+    assert found.peak_bytes == held_in_chain(count, found.again) <= limit
+    assert 2 * count**0.5 - 1 <= found.peak_bytes  # no choice holds less
+    assert found.seconds == len(found.again) < count
+
+
+def test_segments_end_where_least_goes_on() -> None:
+    """Three wide values a layer and a narrow one, of which the next layer is made."""
+    kept: list[Kept] = []
+    repeats: list[Repeat] = []
+    for i in range(24):
+        narrow = i % 4 == 3
+        repeats.append(Repeat((f"%{i}",), 1.0, (i - 1,) if i else ()))
+        kept.append(Kept(f"%{i}", 1.0 if narrow else 8.0, True, i, i))
+    given = Tradeoff(tuple(kept), tuple(repeats))
+
+    def peak(again: frozenset[int]) -> float:
+        held = {i for i in range(24) if i not in again}
+        made, most = set[int](), 0.0
+        for read in reversed(range(24)):
+            first = read
+            while first in again and first not in made:
+                made.add(first)
+                first -= 1
+            most = max(most, sum(kept[i].nbytes for i in held | made))
+            held.discard(read)
+            made.discard(read)
+        return most
+
+    found = least_again(given, peak, 36.0)
+    assert found is not None
+    assert found.peak_bytes <= 36.0
+    # What the backward pass reads first need not be made again: the room is there.
+    assert all(kept[i].nbytes == 1.0 for i in range(20) if i not in found.again)

@@ -18,6 +18,7 @@ longest, and no more is repeated than is needed.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,8 @@ import numpy as np
 _DECADES = 3  # prices are sought this far around the one at which all bytes cost all seconds
 _HALVINGS = 5
 _WHOLE = 0.5
+_SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+_SEGMENT_PRICES = (1.0, 30.0, 1000.0)  # of what is not kept between segments
 _SCALE = 1e4  # of the largest cost, so that the solver's tolerances mean little
 
 
@@ -147,7 +150,12 @@ class _Search:
             tried.append(self._cut_at(price, price, 0))
             if tried[-1].peak_bytes <= self._limit:
                 return self._least(grid[i - 1] if i else 0.0, price)
-        # 2. Nothing is enough: the least that any price leaves.
+        # 2. No price is enough: segments.
+        tried += (cut for count in _SEGMENTS for cut in self._in_segments(count))
+        fitting = [cut for cut in tried if cut.peak_bytes <= self._limit]
+        if fitting:
+            return min(fitting, key=lambda found: (found.seconds, found.peak_bytes))
+        # 3. Nothing is enough: the least that any leaves.
         lowest = min(tried, key=lambda found: (found.peak_bytes, found.seconds))
         return lowest if lowest.peak_bytes < self._peak(frozenset()) else None
 
@@ -170,6 +178,53 @@ class _Search:
                 first = middle_place
         return best
 
+    def _in_segments(self, count: int) -> Iterator[Cut]:
+        """The forward pass in so many segments, at several prices of what lies within them."""
+        between = self._between(count)
+        for price in _SEGMENT_PRICES if between else ():
+            prices = [0.0] * len(self._given.kept)
+            for i in self._given.reached:
+                prices[i] = 0.0 if i in between else self._unit * price
+            yield self._cut(prices)
+
+    def _between(self, count: int) -> frozenset[int]:
+        """The values that go from one of so many segments to the next.
+
+        Segments hold about as much as each other; they end where least goes on.
+        """
+        kept = self._given.kept
+        # 1. How much goes over the end of each op to later ones, and how much was made by then.
+        places = sorted({kept[i].position for i in self._given.reached})
+        last = {i: kept[i].position for i in self._given.reached}
+        for repeat, made in zip(self._given.repeats, self._made_at, strict=True):
+            last.update((u, max(last[u], made)) for u in repeat.reads if u in last)
+        goes, made_bytes = dict.fromkeys(places, 0.0), dict.fromkeys(places, 0.0)
+        for i, end in last.items():
+            made_bytes[kept[i].position] += kept[i].nbytes
+            for place in places[bisect_left(places, kept[i].position) : bisect_left(places, end)]:
+                goes[place] += kept[i].nbytes
+        # 2. Each segment ends at the narrowest place near to its share of what is made.
+        total, so_far = sum(made_bytes.values()), 0.0
+        near: dict[int, list[tuple[float, float, int]]] = {}
+        for place in places:
+            so_far += made_bytes[place]
+            share = count * so_far / total if total else 0.0
+            off = abs(share - round(share))
+            near.setdefault(round(share), []).append((goes[place], off, place))
+        ends = [min(near[n])[2] for n in range(1, count) if n in near]
+        return frozenset(
+            i for i, end in last.items() if any(kept[i].position <= p < end for p in ends)
+        )
+
+    @cached_property
+    def _made_at(self) -> list[int]:
+        """The position of what each op makes."""
+        found = [-1] * len(self._given.repeats)
+        for value in self._given.kept:
+            if value.maker >= 0:
+                found[value.maker] = value.position
+        return found
+
     def _cut_at(self, low: float, high: float, before: int) -> Cut:
         """Values made before a position pay the higher price; all the same one where it is 0."""
         kept = self._given.kept
@@ -177,6 +232,9 @@ class _Search:
         for i in self._given.reached:
             early = not before or kept[i].position < before
             prices[i] = self._unit * (high if early else low)
+        return self._cut(prices)
+
+    def _cut(self, prices: Sequence[float]) -> Cut:
         again = self._relaxed.at(prices)
         if again not in self._known:
             self._known[again] = Cut(again, self._given.seconds(again), self._peak(again))
