@@ -248,6 +248,7 @@ class _Writer:
         # and if that is computed while what it is made of is loaded.
         self._weighed: dict[str, tuple[float, Mapping[str, int], bool]] = {}
         self._epilogues: dict[str, str] = {}  # products' results, and what is made of them alone
+        self._sums = set[str]()  # those of them that products add a piece to
         # What lies behind element-wise work, and its bytes, though it may be stored as well.
         self._computed: dict[str, tuple[_Behind, int]] = {}
         self._kernels: list[Kernel] = []
@@ -638,6 +639,11 @@ class _Writer:
         """The product's result, with a bias or without, that an instruction adds a piece to.
 
         h = x @ w + b    y = h + c    or    y = c + h.T    or    y = h.T + (z @ v).T
+
+        cuBLAS adds one piece, and XLA looks at the first product alone: what is added to one that
+        adds already is added by itself.
+
+            y = (c + x @ w) + z @ v    not    y = z @ v + (c + x @ w)
         """
         line, op = self._line, self._line.ops[i]
         reads = line.reads[i]
@@ -645,6 +651,8 @@ class _Writer:
             self._sizes.platform != "gpu" or op is None
             or op.kind not in ADDITIONS or len({*reads}) != 2
         ):  # fmt: skip
+            return None
+        if self._adds_already(reads[0]):
             return None
         for one, other in (reads, reads[::-1]):
             product, added = self._moved_from(self._unbiased(one)), self._reshaped(other)
@@ -656,6 +664,11 @@ class _Writer:
             if self._nbytes.get(added) == self._nbytes.get(product, 0):
                 return product
         return None
+
+    def _adds_already(self, name: str) -> bool:
+        """True if a value that is read once is what a product makes that adds a piece."""
+        made = self._reshaped(name)
+        return made in self._sums and len(self._line.readers[made]) == 1
 
     def _adding_convolution(self, name: str) -> Op | None:
         """The convolution that a value is the result of, if cuDNN may add something as large."""
@@ -985,7 +998,9 @@ class _Writer:
         light = self._line.fused[i] or is_reduction(op)
         in_place = works_in_place(op)
         work = 0.0
-        product = self._product_before(i) or self._product_added(i)
+        product = self._product_before(i)
+        if product is None and (product := self._product_added(i)) is not None:
+            self._sums.add(makes[0])
         if product is not None:
             self._epilogues[product] = makes[0]
         if light and self._sizes.platform == "gpu":

@@ -146,6 +146,16 @@ def test_a_product_adds_another_to_itself() -> None:
     assert stored(other) == [("%a",), ("%b",), ("%u",), ("%v",)]
 
 
+def test_a_product_adds_one_piece_and_xla_looks_at_the_first_product() -> None:
+    """%s is what a product makes that adds %c: what is added to that no other product adds."""
+    for sum_of, written in (("%s, %b", ["%c", "%s", "%b", "%t"]), ("%b, %s", ["%c", "%s", "%t"])):
+        graph = graph_of(
+            dot("%c", "%x", "%x"), dot("%a", "%c", "%x"), element("%s", "add", "%a, %c"),
+            dot("%b", "%c", "%x"), element("%t", "add", sum_of), returns='%t "t"',
+        )  # fmt: skip
+        assert stored(graph) == [(name,) for name in written]
+
+
 @pytest.mark.smoke
 def test_two_products_hold_the_first_beside_the_second() -> None:
     graph = graph_of(dot("%a", "%x", "%x"), dot("%b", "%a", "%x"), returns='%b "y"')
