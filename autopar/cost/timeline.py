@@ -796,7 +796,8 @@ def _latency_hiding_order(
        the longest way of collectives, itself among them.
     2. Work that is ready goes before what is not. What a product has just let go of is ready in a
        moment, as a view lies between them, and so is what has several results, which come in a
-       tuple: what has waited for longer goes first, such as weight gradients.
+       tuple: what has waited for longer goes first, such as weight gradients. The view itself goes
+       at once, whatever else is ready, a moment after what it is for has begun.
     3. A start whose time has come goes first where another collective waits for it, and last where
        no collective is ahead of it. Else it is work like other work that is ready, but for rule 5.
     4. What has the longest collectives ahead of it goes first.
@@ -825,11 +826,15 @@ def _latency_hiding_order(
     now = 0.0
 
     def place(k: int, began: float) -> None:
+        nonlocal now
         order.append((k, False))
         work.placed(k)
+        several = {n for n in needs[k] if len(kernels[n].makes) > 1}
+        viewed = several.union(n for n in needs[k] if k in products or n in products)
+        if several or any(readers[n] == 1 for n in viewed):
+            now = max(now, began + moment)
         for n in needs[k]:
-            is_viewed = k in products or n in products or len(kernels[n].makes) > 1
-            ready_at[n] = max(ready_at[n], (now if is_viewed else began) + moment)
+            ready_at[n] = max(ready_at[n], (now if n in viewed else began) + moment)
             readers[n] -= 1
             if not readers[n]:
                 release(n)

@@ -246,15 +246,16 @@ def left_by_the_scheduler(
     products: str = "",
     short: str = "",
     large: str = "",
+    moment: float = 1e-6,
 ) -> str:
     """The order in which kernels named by letters are left; `moves` are collectives.
 
     Without any the scheduler leaves all as it is given: Z is one that takes no time. All else takes
-    a second, but what is `short` takes a millionth. All has a byte, but what is `large` has 64.
+    a second, but what is `short` takes a `moment`. All has a byte, but what is `large` has 64.
     """
     chain = [*chain, Kernel(len(chain), ("Z",), frozenset())] if not moves else chain
     beside = [k.makes[0] in (*moves, "Z") for k in chain]
-    times = {**dict.fromkeys(moves, takes), **dict.fromkeys(short, 1e-6), "Z": 0.0}
+    times = {**dict.fromkeys(moves, takes), **dict.fromkeys(short, moment), "Z": 0.0}
     assumed = [times.get(k.makes[0], 1.0) for k in chain]
     streams = Streams([Seconds()] * len(chain), beside, [0.0] * len(chain))
     viewed = frozenset(n for n, k in enumerate(chain) if k.makes[0] in products)
@@ -319,6 +320,14 @@ def test_what_fits_a_moment_runs_in_it() -> None:
     chain = lettered("a", "va", "wa", "pa", "dp")
     assert left_by_the_scheduler(chain, moves="", products="d", short="v") == "awpvd"
     assert left_by_the_scheduler(chain, moves="", products="d") == "avpwd"
+
+
+@pytest.mark.parametrize(("products", "left"), [("", "axpwe"), ("p", "awpxe")])
+def test_a_view_goes_at_once_whatever_else_is_ready(products: str, left: str) -> None:
+    """Behind e, which takes less than a moment, the view of p lets one pass: x is ready as w is."""
+    chain = lettered("a", "wa", "xa", "pa", "exp")
+    found = left_by_the_scheduler(chain, moves="", products=products, short="e", moment=1e-8)
+    assert found == left
 
 
 def test_a_weight_gradient_that_waits_goes_behind_what_a_product_has_let_go_of() -> None:
