@@ -878,8 +878,9 @@ class _Writer:
                 others = self._line.roots[i] & ~beside.get(piece, 0)
                 once += loaded
                 again += loaded * min(readers, others.bit_count())
-            if again > once + nbytes * (1 + readers):
-                if self._sizes.platform == "gpu":
+            is_turned = self._is_turned_over(i, sources, nbytes)
+            if is_turned or again > once + nbytes * (1 + readers):
+                if self._sizes.platform == "gpu" and not is_turned:
                     self._weighed[self._line.makes[i][0]] = work, picked, is_cheap
                 return False
         for name in self._line.makes[i]:
@@ -889,6 +890,44 @@ class _Writer:
             if dear:
                 self._dear[name] = dear
         return True
+
+    def _is_turned_over(self, i: int, sources: _Behind, nbytes: int) -> bool:
+        """True if a value is spread out of smaller ones and XLA has it in two orders for products.
+
+        A kernel that turned it over would load all that it is made of once more for each item:
+
+            w = kept[:, :, None] * slot[:, None, :]    x @ w    and    w @ y, which sums over others
+        """
+        line, op = self._line, self._line.ops[i]
+        (name, *others) = line.makes[i]
+        if (
+            self._sizes.platform != "gpu" or op is None or others or len(line.readers[name]) < 2
+            or not (pieces := _pieces(sources))
+            or any(_LARGER * self._nbytes.get(piece, 0) > nbytes for piece in pieces)
+        ):  # fmt: skip
+            return False
+        orders = set[tuple[int, ...]]()
+        for kernel, makes in enumerate(line.makes):
+            for made in makes if line.roots[i] >> kernel & 1 else ():
+                orders.update(self._taken_by_products(made, op.results[0].shape))
+        return any(
+            [d for d in one if d in other] != [d for d in other if d in one]
+            for one, other in itertools.combinations(sorted(orders), 2)
+        )
+
+    def _taken_by_products(self, name: str, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """The orders in which XLA writes a value of a shape for batched products that read it."""
+        for reader in self._line.readers.get(name, ()):
+            op, step = self._line.ops[reader], self._block.instructions[reader]
+            if op is None or op.kind != "dot_general" or op.rule is None:
+                continue
+            assert isinstance(step, LocalOp)
+            for k, operand in enumerate(step.operands):
+                if operand == name and tuple(operand_shape(op, k)) == tuple(shape):
+                    local = self._sizes.local(step.operand_shardings[k], shape)
+                    order = self._line.orders.written(op.rule, k, step.results[0], local)
+                    if order:
+                        yield order
 
     def _picked_inside(self, i: int, step: LocalOp | Move | Loop, nbytes: int) -> Mapping[str, int]:
         """The bytes of the pieces behind an instruction's results that need not be loaded whole.

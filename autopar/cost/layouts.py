@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -177,6 +178,21 @@ class Orders:
         order = self._of.get(name) or Order(dims, (_LEAST_TILED,) * len(dims), 0, name)
         side = self._side(rule, operand, made)
         return _wanted_by_product(rule, operand, side, order) or order.dims
+
+    def written(self, rule: Rule, operand: int, made: str, local: Sequence[int]) -> tuple[int, ...]:
+        """The dims of a batched product's operand in the order in which XLA writes one; else none.
+
+        So lies what is computed for it, but for what comes from another batched product. One dim
+        that is kept, and one that is summed up, it takes either way; the operands are swapped where
+        the result is only turned over. `local` are the sizes of the operand on a device.
+        """
+        if not _batch_of(rule):
+            return ()
+        side = operand ^ (made in self._swapped or made in self._turned_over)
+        order = Order(tuple(range(len(local))), (), 0, made).sized(local)
+        sides = _sides(order, rule, operand)
+        several = max(Counter(kind for kind, _ in sides if kind).values(), default=0) > 1
+        return _as_written(sides, side) if several else order.dims
 
     def element_wise(self, op: Op, operands: Sequence[str | None], made: str) -> list[Turned]:
         """The operands that lie otherwise than the first; notes how the result lies.

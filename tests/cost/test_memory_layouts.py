@@ -526,3 +526,36 @@ def test_one_batch_of_a_product_lies_between_its_rows_to_be_scattered_along_thos
     given = {"%x": 8 * 32 * 16 * 4, "%w": 8 * 32 * 64 * 4}
     found = stored_kernels(block, Sizes(graph, mesh), given, lambda *_: 0).kernels
     assert len(found) == 2 + copied
+
+
+# -- what products take in two orders --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("experts", "is_stored"), [(32, True), (1, False)])
+def test_what_is_spread_out_and_turned_over_for_a_product_is_stored(
+    experts: int, is_stored: bool
+) -> None:
+    """Slots of tokens sort these out to experts and bring them back, as in GShard's layers.
+
+    One product sums over tokens, the other over experts and slots, which it wants last. One dim of
+    them it takes either way: then nobody turns the slots over.
+    """
+    shape, kept = f"4,64,{experts},64", f"4,64,{experts}"
+    graph = graph_of(
+        f"%k: f32[{shape}] = broadcast_in_dim(%kept) forward {{broadcast_dimensions=(0, 1, 2), "
+        f"shape=(4, 64, {experts}, 64), sharding=None}}",
+        f"%s: f32[{shape}] = broadcast_in_dim(%slot) forward {{broadcast_dimensions=(0, 1, 3), "
+        f"shape=(4, 64, {experts}, 64), sharding=None}}",
+        f"%w: f32[{shape}] = mul(%k, %s) forward",
+        f"%there: f32[{shape}] = neg(%w) forward", f"%back: f32[{shape}] = sign(%w) forward",
+        f"%y: f32[4,{experts},64,32] = dot_general(%there, %x) forward "
+        "{dimension_numbers=(((1,), (1,)), ((0,), (0,)))}",
+        "%z: f32[4,64,32] = dot_general(%back, %y) forward "
+        "{dimension_numbers=(((2, 3), (1, 2)), ((0,), (0,)))}",
+        inputs=f'%kept: f32[{kept}] batch "kept",\n%slot: f32[4,64,64] batch "slot",\n'
+        '%x: f32[4,64,32] batch "x"',
+        returns='%z "z"',
+    )  # fmt: skip
+    written = made(kernels_of(graph))
+    assert written[-4:] == [("%there",), ("%back",), ("%y",), ("%z",)]
+    assert (("%w",) in written) == is_stored
