@@ -177,6 +177,8 @@ def _read(block: Block, sizes: Sizes) -> Line:
     layouts = Layouts(visits, sizes.platform, turned_over)
     for i, (step, op) in enumerate(zip(block.instructions, ops, strict=True)):
         reads = tuple([name for name in names_read(step) if name is not None])
+        if sizes.platform == "gpu" and op is not None and op.kind == "convert_element_type":
+            reads = _before_narrowing(line, sizes, op, reads)
         makes = names_made(step)
         line.ops.append(op)
         line.reads.append(reads)
@@ -228,6 +230,20 @@ def _read(block: Block, sizes: Sizes) -> Line:
     if sizes.platform == "gpu":
         _find_repeated(line)
     return line
+
+
+def _before_narrowing(line: Line, sizes: Sizes, op: Op, reads: Sequence[str]) -> Sequence[str]:
+    """What a cast reads: the value itself where that was cast to fewer bytes, and now back.
+
+    XLA may keep more precision than it is asked for, and casts neither way.
+    """
+    at = line.maker.get(reads[0]) if reads else None
+    cast = line.ops[at] if at is not None else None
+    if at is None or cast is None or cast.kind != op.kind or not line.reads[at]:
+        return reads
+    narrow, wide = cast.results[0].dtype, op.results[0].dtype
+    is_back = item_bytes(narrow) < item_bytes(wide) and sizes.dtype(cast.operands[0]) == wide
+    return line.reads[at] if is_back else reads
 
 
 def _read_by_loop(line: Line, loop: Loop, op: Op | None) -> Iterator[str]:
