@@ -65,6 +65,10 @@ LARGE_ON_TPU_BYTES = 2**30
 
 
 NUMBER_BYTES = 8  # of one number, which is not shared: each kernel has it at hand
+# What a kernel loads once more for each item comes from a cache that is, to XLA's model of GPUs, so
+# many times as fast as memory, or from one next to each core that holds 2 KiB of a piece.
+FROM_CACHE, FROM_NEAR_CACHE, NEAR_CACHE_BYTES = 2.5, 20, 2048
+_CORES, _ITEM_BYTES = 132, 4  # of an H100, as others have about; of what is loaded so
 COPY, OUTSIDE, ADDING, FILL = -1, -2, -3, -4  # in place of an instruction's index
 
 
@@ -248,6 +252,7 @@ class _Writer:
         # and if that is computed while what it is made of is loaded.
         self._weighed: dict[str, tuple[float, Mapping[str, int], bool]] = {}
         self._epilogues: dict[str, str] = {}  # products' results, and what is made of them alone
+        self._spread = set[str]()  # pieces that are spread over more items than they have
         self._sums = set[str]()  # those of them that products add a piece to
         # What lies behind element-wise work, and its bytes, though it may be stored as well.
         self._computed: dict[str, tuple[_Behind, int]] = {}
@@ -573,9 +578,9 @@ class _Writer:
         work, picked, is_cheap = self._weighed[name]
         if (len(readers) > 1 and not is_cheap) or not self._is_in_place(kernel.at):
             return False
-        once, again = work, len(readers) * work
+        once, again, op = work, len(readers) * work, self._line.ops[kernel.at]
         for piece in kernel.reads - self._line.fills.keys():
-            loaded = picked.get(piece, self._nbytes.get(piece, 0))
+            loaded = picked.get(piece, 0) or self._loaded_for(piece, op, self._nbytes[name])
             once += loaded
             again += loaded * sum(piece not in r.reads for r in readers)
         return again <= once + self._nbytes[name] * (1 + len(readers))
@@ -859,6 +864,8 @@ class _Writer:
     ) -> bool:
         """Decides if computing a piece in each reader is cheaper than storing it, and notes it."""
         op, reads = self._line.ops[i], self._line.reads[i]
+        if self._sizes.platform == "gpu" and op is not None and op.kind == "broadcast_in_dim":
+            self._spread |= _pieces(sources)
         work = sum(self._work.get(r, 0.0) for r in reads)
         if op is not None:
             work += nbytes / max(1, item_bytes(op.results[0].dtype)) * work_bytes(op)
@@ -874,7 +881,7 @@ class _Writer:
             for piece in _pieces(sources):
                 if piece in self._line.fills:  # XLA loads it only later, if it is there anyway
                     continue
-                loaded = picked.get(piece, self._nbytes.get(piece, 0))
+                loaded = picked.get(piece, 0) or self._loaded_for(piece, op, nbytes)
                 others = self._line.roots[i] & ~beside.get(piece, 0)
                 once += loaded
                 again += loaded * min(readers, others.bit_count())
@@ -890,6 +897,19 @@ class _Writer:
             if dear:
                 self._dear[name] = dear
         return True
+
+    def _loaded_for(self, piece: str, op: Op | None, nbytes: int) -> int:
+        """The bytes that a kernel loads of a piece while it computes a result of an op.
+
+        What is spread over a much larger result a GPU loads once more for each item, from its
+        cache, as the highest of each row is for a softmax.
+        """
+        own = self._nbytes.get(piece, 0)
+        if piece not in self._spread or op is None or not NUMBER_BYTES < own <= nbytes // 4:
+            return own
+        again = _ITEM_BYTES * nbytes // item_bytes(op.results[0].dtype) - own
+        is_near = own < _CORES * NEAR_CACHE_BYTES
+        return own + round(again / (FROM_NEAR_CACHE if is_near else FROM_CACHE))
 
     def _is_turned_over(self, i: int, sources: _Behind, nbytes: int) -> bool:
         """True if a value is spread out of smaller ones and XLA has it in two orders for products.

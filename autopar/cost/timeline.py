@@ -17,7 +17,18 @@ from itertools import accumulate, chain, combinations, groupby
 
 from autopar.cluster.catalog import entry_named
 from autopar.cost.few_blocks import BlockCounts, FewBlocks
-from autopar.cost.kernels import ADDING, COPY, FILL, Kernel, Stored, moves_by_piece, stored_kernels
+from autopar.cost.kernels import (
+    ADDING,
+    COPY,
+    FILL,
+    FROM_CACHE,
+    FROM_NEAR_CACHE,
+    NEAR_CACHE_BYTES,
+    Kernel,
+    Stored,
+    moves_by_piece,
+    stored_kernels,
+)
 from autopar.cost.line import read_line
 from autopar.cost.merged_products import pays_to_merge
 from autopar.cost.ops import LONGEST_ROW, is_fused_into_readers, is_product, is_reduction
@@ -96,9 +107,7 @@ class Seconds:
         )  # fmt: skip
 
 
-# Sums over rows are f32. XLA's model has a cache that is so much faster than memory, and next to
-# each core one that holds 2 KiB of a piece and is 8 times as fast as that.
-_SUM_BYTES, _NEAR_CACHE_BYTES, _FROM_CACHE, _FROM_NEAR_CACHE = 4, 2048, 2.5, 20
+_SUM_BYTES = 4  # of an item of what sums over rows make, which is f32
 
 
 class KernelTimes:
@@ -235,8 +244,8 @@ class KernelTimes:
             return 0
         shape = self._sizes.shard(run, op) if is_reduction(op) else self._sizes.made(run, op)
         items = math.prod(shape)
-        near = sum(n < self._prices.gpu.cores * _NEAR_CACHE_BYTES for n in sums)
-        again = near / _FROM_NEAR_CACHE + (len(sums) - near) / _FROM_CACHE
+        near = sum(n < self._prices.gpu.cores * NEAR_CACHE_BYTES for n in sums)
+        again = near / FROM_NEAR_CACHE + (len(sums) - near) / FROM_CACHE
         return int(items * _SUM_BYTES * again)
 
 

@@ -130,6 +130,43 @@ def test_what_a_kernel_would_compute_many_times_is_stored(windows: int) -> None:
     assert stored(graph) == [("%e",), (total,)][windows < 4 :]
 
 
+@pytest.mark.parametrize(("rows", "is_stored"), [(131072, True), (4096, False)])
+def test_what_many_would_load_for_each_item_is_computed_once(rows: int, is_stored: bool) -> None:
+    """Of so many rows the three vectors are too large to lie next to each core."""
+    spread = ("%d", "%e", "%f")
+    lines = [
+        f"{made}: f32[{rows},64] = broadcast_in_dim({given}) forward "
+        f"{{broadcast_dimensions=(0,), shape=({rows}, 64), sharding=None}}"
+        for made, given in zip(spread, ("%a", "%b", "%c"), strict=True)
+    ]
+    lines += [
+        f"{made}: f32[{rows},64] = mul({given}) forward"
+        for made, given in (("%s", "%x, %d"), ("%t", "%s, %e"), ("%v", "%t, %f"))
+    ]
+    lines += [f"%y{k}: f32[{rows},64] = neg(%v) forward" for k in range(3)]
+    vectors = ",\n".join(f'%{name}: f32[{rows}] batch "{name}"' for name in "abc")
+    graph = graph_of(
+        *lines, inputs=f'%x: f32[{rows},64] batch "x",\n{vectors}',
+        returns='%y0 "p",\n%y1 "q",\n%y2 "r"',
+    )  # fmt: skip
+    assert (("%v",) in stored(graph)) == is_stored
+
+
+def test_a_cast_back_reads_what_was_cast() -> None:
+    """XLA leaves out both casts, as it may be more precise than it is asked to be."""
+    graph = graph_of(
+        element("%v", "exp", "%x"),
+        "%n: bf16[64,64] = convert_element_type(%v) forward {new_dtype='bfloat16'}",
+        "%w: f32[64,64] = convert_element_type(%n) forward {new_dtype='float32'}",
+        "%z: f64[64,64] = convert_element_type(%n) forward {new_dtype='float64'}",
+        returns='%w "w",\n%z "z"',
+    )
+    block = listing(graph).block
+    on_gpu, on_tpu = (read_line(block, Sizes(graph, ONE, platform)) for platform in PLATFORMS)
+    assert [on_gpu.reads[k] for k in (2, 3)] == [("%v",), ("%n",)]
+    assert on_tpu.reads[2] == ("%n",)
+
+
 def test_a_product_adds_another_to_itself() -> None:
     """cuBLAS does it before it stores, also where all that reads the sum could."""
     graph = graph_of(
