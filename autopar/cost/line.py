@@ -176,7 +176,7 @@ def _read(block: Block, sizes: Sizes) -> Line:
     }
     layouts = Layouts(visits, sizes.platform, turned_over)
     for i, (step, op) in enumerate(zip(block.instructions, ops, strict=True)):
-        reads = tuple([name for name in names_read(step) if name is not None])
+        reads: Sequence[str] = tuple([name for name in names_read(step) if name is not None])
         if sizes.platform == "gpu" and op is not None and op.kind == "convert_element_type":
             reads = _before_narrowing(line, sizes, op, reads)
         makes = names_made(step)
