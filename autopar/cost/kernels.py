@@ -922,18 +922,25 @@ class _Writer:
         (name, *others) = line.makes[i]
         if (
             self._sizes.platform != "gpu" or op is None or others or len(line.readers[name]) < 2
-            or not (pieces := _pieces(sources))
-            or any(_LARGER * self._nbytes.get(piece, 0) > nbytes for piece in pieces)
+            or not self._is_spread_out_of(_pieces(sources), nbytes)
         ):  # fmt: skip
             return False
         orders = set[tuple[int, ...]]()
-        for kernel, makes in enumerate(line.makes):
-            for made in makes if line.roots[i] >> kernel & 1 else ():
+        roots = line.roots[i] & (1 << len(line.makes)) - 1  # the copies are none of its shape
+        while roots:
+            kernel = roots.bit_length() - 1
+            roots ^= 1 << kernel
+            for made in line.makes[kernel]:
                 orders.update(self._taken_by_products(made, op.results[0].shape))
         return any(
             [d for d in one if d in other] != [d for d in other if d in one]
             for one, other in itertools.combinations(sorted(orders), 2)
         )
+
+    def _is_spread_out_of(self, pieces: Pieces, nbytes: int) -> bool:
+        """True if so many bytes are computed of much smaller pieces, not of numbers alone."""
+        most = max((self._nbytes.get(piece, 0) for piece in pieces), default=0)
+        return NUMBER_BYTES < most <= nbytes // _LARGER
 
     def _taken_by_products(self, name: str, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """The orders in which XLA writes a value of a shape for batched products that read it."""
