@@ -43,7 +43,7 @@ def test_what_checkpoints_make_again_already_is_not_planned_once_more(
 
 def test_a_tighter_limit_gives_no_faster_plan() -> None:
     """More is made again than saves time by the sum of all ops, where the step gets shorter."""
-    model = lora(2, sequence=2048, batch=24)
+    model = lora(2, sequence=2048, batch=16)
     state = jax.eval_shape(model.create_state, jax.random.key(0))
 
     def planned(memory_gb: float | None = None) -> autopar.Plan:
