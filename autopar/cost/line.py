@@ -233,7 +233,7 @@ def _read(block: Block, sizes: Sizes) -> Line:
 
 
 def _before_narrowing(line: Line, sizes: Sizes, op: Op, reads: Sequence[str]) -> Sequence[str]:
-    """What a cast reads: the value itself where that was cast to fewer bytes, and now back.
+    """The values that a cast reads: what was cast to fewer bytes where it is now cast back.
 
     XLA may keep more precision than it is asked for, and casts neither way.
     """
