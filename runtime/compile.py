@@ -277,7 +277,7 @@ def _step_key(step: ListingStep, numbers: _Numbers) -> _Key:
     if isinstance(step, LocalOp):
         names = numbers.of(step.operands), numbers.of(step.results)
         laid = step.operand_shardings, step.result_shardings
-        return "run", step.equation, names, laid, step.swapped
+        return "run", step.equation, names, laid, step.swapped, step.parts
     if isinstance(step, Move):
         moved = numbers.of((step.source, step.result))
         value = step.value.shape, step.value.dtype

@@ -11,6 +11,7 @@ kernels of models that are not wide have few:
        g = f(dy, x, mean)   s = sum(dy)       [4096, 1024] bf16: 8 blocks, 0.5 TB/s on an H100
 
    Where the columns lie outermost in memory, each is a row of its own, and has a block of its own.
+   Else a plan has such a sum made in parts first, by a kernel of more blocks: `in_parts`.
 2. Scatters: a thread for each item that is put somewhere, whatever the size of what it is put into.
 """
 
@@ -28,15 +29,19 @@ from autopar.cost.ops import (
     operand_shape,
     sums_up_batches,
 )
+from autopar.cost.reshard import CollectivePrices
 from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Op
 from autopar.ir.listing import Block, Fence, LocalOp, Move
+from autopar.ir.values import item_bytes as item_size
 from autopar.rules import primitive
 
 # A block takes the columns that a warp's 32 lanes load at once, 8 bytes each. XLA splits longer
 # columns, for the sake of more blocks (its TreeReductionRewriter).
 _BLOCK_BYTES, _LONGEST_COLUMN = 32 * 8, 4096
 _THREADS = 128  # of a block
+_FEWEST_ROWS = 8  # of a part of a sum
+_BESIDE = 4  # times its bytes, that the kernel of a sum loads with work and numbers beside it
 _NUMBER_BYTES = 4  # of a row or a column: sums are f32
 _SAME = frozenset({"convert_element_type", "neg"})
 
@@ -125,17 +130,14 @@ class BlockCounts:
         op = self._sizes.op(step.equation) if isinstance(step, LocalOp) else None
         if not isinstance(step, LocalOp) or op is None or not is_reduction(op):
             return None
-        if op.rule is None or not op.rule.operands or step.operands[0] in self._outermost:
-            return None
-        dims, kept = op.rule.operands[0], {f for dim in op.rule.results[0] for f in dim}
-        if not dims or not kept.issuperset(dims[-1]) or any(kept & {*dim} for dim in dims[:-1]):
+        if step.operands[0] in self._outermost or not _sums_rows(op):
             return None
         shape = self._sizes.shard(step, op)
         items = math.prod(shape)
         large = [r for r in sorted(kernel.reads) if self._bytes(r) >= items]
         reads = large[0] if len(large) == len(kernel.reads) == 1 else ""
         item_bytes = max(1, self._bytes(reads) // items) if reads else _NUMBER_BYTES
-        blocks = math.ceil(shape[-1] * item_bytes / _BLOCK_BYTES)
+        blocks = math.ceil(shape[-1] * item_bytes / _BLOCK_BYTES) * math.prod(step.parts)
         is_whole = 1 < math.prod(shape[:-1]) <= _LONGEST_COLUMN
         return _Sum(shape, reads, blocks) if is_whole and blocks < self._filling else None
 
@@ -236,6 +238,58 @@ class BlockCounts:
                     seen.add(name)
                     waiting.append(name)
         return large + _NUMBER_BYTES * items * numbers
+
+
+def _sums_rows(op: Op) -> bool:
+    """True if all dims but the last are summed up."""
+    if op.rule is None or not op.rule.operands or not op.rule.operands[0]:
+        return False
+    *rows, columns = op.rule.operands[0]
+    kept = {f for dim in op.rule.results[0] for f in dim}
+    return kept.issuperset(columns) and not any(kept & {*dim} for dim in rows)
+
+
+def in_parts(block: Block, sizes: Sizes, prices: CollectivePrices) -> Mapping[str, tuple[int, ...]]:
+    """The parts in which sums of rows are made first, by their results, where that takes less.
+
+    The leading dims are kept, and of the next one as many parts as fill a GPU. No dims are joined:
+    however a value lies, it is read as it lies.
+
+        sum of [8, 28, 28, 64] in bf16, 1 block  ->  [8, 14] parts, 112 blocks; then their sum
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for step in block.instructions:
+        op = sizes.op(step.equation) if isinstance(step, LocalOp) else None
+        if not isinstance(step, LocalOp) or op is None or op.kind != "reduce_sum":
+            continue
+        if not op.results[0].is_floating or not _sums_rows(op):
+            continue
+        shape, item_bytes = sizes.shard(step, op), item_size(op.results[0].dtype)
+        rows, loaded = math.prod(shape[:-1]), math.prod(shape) * item_bytes
+        blocks = math.ceil(shape[-1] * item_bytes / _BLOCK_BYTES)
+        if not 1 < rows <= _LONGEST_COLUMN:
+            continue
+        # 1. So many parts that each still has some rows.
+        parts, count = list[int](), 1
+        wanted = min(math.ceil(_BESIDE * prices.filling_blocks / blocks), rows // _FEWEST_ROWS)
+        for size in shape[:-1]:
+            able = [n for n in range(1, size + 1) if size % n == 0 and count * n <= wanted]
+            parts.append(max(able, default=1))
+            count *= parts[-1]
+            if parts[-1] < size:
+                break
+        while parts and parts[-1] == 1:
+            parts.pop()
+        # 2. A kernel more sums them up.
+        now, then = (prices.in_blocks(_BESIDE * loaded, n, 0) for n in (blocks, count * blocks))
+        then = max(then, prices.elementwise(loaded))
+        if then + prices.elementwise(2 * _NUMBER_BYTES * count * shape[-1]) < now:
+            found[step.results[0]] = tuple(parts)
+    # 3. Not of columns that have a block each.
+    outermost = columns_outermost(block, sizes) if found else frozenset[str]()
+    runs = (s for s in block.instructions if isinstance(s, LocalOp) and s.results)
+    fast = {s.results[0] for s in runs if not outermost.isdisjoint(s.operands[:1])}
+    return {name: parts for name, parts in found.items() if name not in fast}
 
 
 # How much it counts where a value's dims lie: a product of batches has them as it wishes, where its

@@ -54,6 +54,15 @@ class CollectivePrices(Protocol):
         """Seconds of a local pass that moves so many bytes to and from memory."""
         ...
 
+    @property
+    def filling_blocks(self) -> float:
+        """The number of a GPU's blocks that fill its memory's bandwidth."""
+        ...
+
+    def in_blocks(self, loaded: float, blocks: int, stored: float) -> float:
+        """Seconds of a kernel that few blocks of a GPU run."""
+        ...
+
 
 @dataclass(frozen=True)
 class Route:

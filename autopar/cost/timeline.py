@@ -221,11 +221,16 @@ class KernelTimes:
             if kernel.makes in self._at_hand:  # it runs with another
                 taken = max(0.0, taken - self._prices.cluster.chip.launch_seconds)
             few = self._few_blocks.get(kernel.makes)
-            if few is not None:
-                if not few.loaded:
-                    return Seconds()
+            if few is not None and few.loaded:
                 taken = max(taken, self._prices.in_blocks(few.loaded, few.count, few.stored))
-            return Seconds(taken, arithmetic=taken if work > nbytes else 0.0)
+            elif few is not None:
+                taken = 0.0
+            arithmetic = taken if work > nbytes else 0.0
+            if run.parts:  # their sum
+                summed = math.prod(run.parts) + 1
+                made = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
+                taken += self._prices.elementwise(summed * made)
+            return Seconds(taken, arithmetic=arithmetic)
         dims = product_dims(op, run, self._sizes) if self._sizes.platform == "gpu" else None
         if dims is not None:
             taken, fewest = (self._prices.product(op, n, dims) for n in (nbytes, 0))

@@ -101,7 +101,7 @@ class LocalOp:
 
     `equation` is the path of the op in the graph: indices into ops, and through bodies
     (op, body, op, ...). A product that is `swapped` is made as that of the second operand by the
-    first, and turned over.
+    first, and turned over. A sum of all rows is made in `parts` first: so many of each leading dim.
     """
 
     equation: tuple[int, ...]
@@ -110,6 +110,7 @@ class LocalOp:
     operand_shardings: tuple[Sharding, ...]
     result_shardings: tuple[Sharding, ...]
     swapped: bool = False
+    parts: tuple[int, ...] = ()
 
     def share(self, mesh: MeshShape) -> int:
         """Over how many devices the op's work is divided: every axis that an operand lies over."""
@@ -224,7 +225,8 @@ def _lines(block: Block, indent: str) -> Iterator[str]:
         if isinstance(step, LocalOp):
             operands = ", ".join(o or "literal" for o in step.operands)
             where = ".".join(map(str, step.equation))
-            how = " swapped" if step.swapped else ""
+            how = " swapped" * step.swapped
+            how += f" in {'x'.join(map(str, step.parts))} parts" if step.parts else ""
             yield f"{indent}{', '.join(step.results)} = run {where}{how}({operands})"
         elif isinstance(step, Move):
             how = ", ".join(map(str, step.steps))

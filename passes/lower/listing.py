@@ -33,8 +33,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from autopar.cost.few_blocks import in_parts
 from autopar.cost.ops import is_better_swapped, is_fused_into_readers, is_reduction
-from autopar.cost.reshard import Resharder, Route
+from autopar.cost.reshard import CollectivePrices, Resharder, Route
+from autopar.cost.sizes import Sizes
 from autopar.errors import GraphError
 from autopar.ir.control_flow import ControlFlow, Port, merely_cast, with_casts
 from autopar.ir.graph import Graph, Op, Operand
@@ -110,6 +112,7 @@ def lower_graph(
     block = merge_equals(graph, block)  # which may leave a product with but one reader
     if resharder.prices.platform == "gpu":
         block = products_swapped(graph, block)
+        block = sums_in_parts(graph, block, resharder.prices)
     return Listing(block, tuple(plan.sharding_of[n] for n in names), tuple(wanted))
 
 
@@ -746,6 +749,29 @@ def products_swapped(graph: Graph, block: Block) -> Block:
             step = replace(step, bodies=bodies)
         elif isinstance(step, LocalOp) and is_swapped(step):
             step = replace(step, swapped=True)
+        steps.append(step)
+    return replace(block, instructions=tuple(steps))
+
+
+def sums_in_parts(graph: Graph, block: Block, prices: CollectivePrices) -> Block:
+    """A block, and the bodies of its loops, whose sums of rows are made by blocks that fill a GPU.
+
+    XLA has one block of a GPU take some columns from the first row to the last, and runs other work
+    on the same rows in the same kernel. By its timeline a ResNet of 50 layers takes 7 % less for
+    this on 8 H100s, and a narrow GPT in a scan over its layers 20 %.
+    """
+    return _in_parts(block, Sizes(graph, prices.mesh, prices.platform), prices)
+
+
+def _in_parts(block: Block, sizes: Sizes, prices: CollectivePrices) -> Block:
+    found = in_parts(block, sizes, prices)
+    steps: list[ListingStep] = []
+    for step in block.instructions:
+        if isinstance(step, Loop):
+            bodies = tuple([_in_parts(body, sizes, prices) for body in step.bodies])
+            step = replace(step, bodies=bodies)
+        elif isinstance(step, LocalOp) and step.results and step.results[0] in found:
+            step = replace(step, parts=found[step.results[0]])
         steps.append(step)
     return replace(block, instructions=tuple(steps))
 

@@ -1,5 +1,7 @@
 """Seconds of listings, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from autopar.cluster import Cluster
@@ -122,8 +124,11 @@ def test_a_softmax_loads_its_rows_once(width: int, ends: str) -> None:
     assert seconds.compute == pytest.approx(sum(prices.elementwise(n) for n in moved))
 
 
-def taken(text: str, *pins: str) -> tuple[float, Prices]:
-    """Seconds of a graph's work on 8 devices, the arguments named cut along their first dim."""
+def taken(text: str, *pins: str, whole: bool = False) -> tuple[float, Prices]:
+    """Seconds of a graph's work on 8 devices, the arguments named cut along their first dim.
+
+    Sums of rows are made in parts where the listing says so, but not if they are `whole`.
+    """
     graph, cluster, mesh = (
         attach_rules(parse_graph(text)),
         Cluster.parse("8xh100"),
@@ -133,6 +138,12 @@ def taken(text: str, *pins: str) -> tuple[float, Prices]:
     sharding = Optimal().run(graph, Setting(cluster, mesh, 2**60, pins=lies))
     prices = Prices(cluster, mesh)
     listing = lower_checked(graph, sharding, Resharder(prices))
+    if whole:
+        steps = (
+            replace(s, parts=()) if isinstance(s, LocalOp) else s
+            for s in listing.block.instructions
+        )
+        listing = replace(listing, block=replace(listing.block, instructions=tuple(steps)))
     return timed_listing(graph, listing, prices).seconds.compute, prices
 
 
@@ -363,11 +374,18 @@ def test_work_that_reads_what_is_summed_over_rows_runs_in_its_blocks(spread: str
     if spread == "by the work":  # lax.mul takes an operand whose dims are of one item
         text = text.replace("%c: bf16[32768,1024]", "%c: bf16[1,1024]")
         text = text.replace("shape=(32768, 1024)", "shape=(1, 1024)")
-    seconds, prices = taken(text, "g")
+    seconds, prices = taken(text, "g", whole=True)
     g = 4096 * 1024 * 2
     loaded = 2 * g + 4 * 4096 * 1024  # for the sum, for the product, and a number for each item
     together = loaded / (8 * 32 * 1.98e9) + prices.elementwise(g)
     assert seconds == pytest.approx(together)
+    # In 16 parts of 256 rows the sum has 128 blocks, and a kernel more sums these up.
+    in_parts, _ = taken(text, "g")
+    assert in_parts < 0.5 * together
+    parts = prices.elementwise(17 * 1024 * 2)
+    numbers = 0 if spread == "whole" else 1024 * 2
+    apart = prices.elementwise(g + 2 * 1024) + parts + prices.elementwise(2 * g + numbers)
+    assert in_parts == pytest.approx(apart, rel=0.2)
 
 
 @pytest.mark.parametrize("summed", ["g", "q"])
@@ -383,7 +401,7 @@ def test_work_that_joins_rows_with_their_own_sums_runs_without_a_sum_of_columns(
       %h: bf16[32768,1024] = sub(%g, %b)
       return %s, %h
     }}"""
-    seconds, prices = taken(text, "g")
+    seconds, prices = taken(text, "g", whole=True)
     g = 4096 * 1024 * 2
     alone = g / (8 * 32 * 1.98e9) + prices.elementwise(2 * g)
     together = 2 * g / (8 * 32 * 1.98e9) + prices.elementwise(g)

@@ -36,7 +36,9 @@ class Exported:
 def exported(combo: Combo, folder: Path) -> Exported:
     """A case's plan as a module; raises what planning and exporting raise."""
     case = zoo_case(combo.model, combo.optimizer)
-    step = autopar.parallelize(case.step, cluster=EAGER, mesh=combo.mesh, method=combo.method)
+    step = autopar.parallelize(
+        case.step, cluster=EAGER, mesh=combo.mesh, method=combo.method, remat=False
+    )  # what a plan recomputes, a module cannot
     state = jax.eval_shape(case.create_state, jax.random.key(0))
     plan = step.plan_for(state, case.batch(0))
     text = python_module(plan)

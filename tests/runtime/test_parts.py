@@ -311,6 +311,61 @@ def test_a_product_may_be_made_with_its_operands_swapped() -> None:
     assert after.params["precision"] == before.params["precision"][::-1]
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=st.lists(st.sampled_from([1, 2, 3, 6, 16, 49, 100]), min_size=1, max_size=3),
+    columns=st.sampled_from([1, 32, 130]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_sums_of_rows_may_be_made_in_parts(shape: list[int], columns: int, dtype: str) -> None:
+    """Whatever the rows are: the same to the rounding of sums, which are f32 within."""
+
+    def step(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x, jnp.sum(jnp.tanh(x), axis=tuple(range(x.ndim - 1)))
+
+    given = jnp.asarray(np.random.default_rng(0).standard_normal((*shape, columns)), dtype)
+    wanted = jnp.sum(jnp.tanh(given.astype("float32")), axis=tuple(range(len(shape))))
+    planned = autopar.parallelize(step, cluster="1xh100").planned(given)
+    (part,) = planned.program.parts
+    runs = [s for s in part.listing.block.instructions if isinstance(s, LocalOp) and s.parts]
+    assert len(runs) <= 1
+    mesh = shape_with_axis(planned.plan.mesh)
+    (source,) = Interface(planned.trace, planned.program, (mesh,)).sources("cpu", False)
+    _, found = source.jitted(bind_mesh(mesh, (0,)))(given)
+    rtol, atol = (1e-5, 1e-5) if dtype == "float32" else (8e-3, 0.05)
+    np.testing.assert_allclose(
+        np.asarray(found, "float32"), np.asarray(wanted), rtol=rtol, atol=atol
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts"),
+    [
+        ((8, 28, 28, 64), ()),  # XLA splits such long columns itself
+        ((4, 28, 28, 64), (4, 28)),
+        ((2, 1024, 768), (2, 8)),  # of 12 blocks each
+        ((2048, 768), (16,)),
+        ((49, 64), ()),  # too little to be worth a kernel
+        ((16, 64, 32768), ()),  # enough columns
+    ],
+)
+def test_sums_of_rows_are_made_in_parts_that_fill_a_gpu(
+    shape: tuple[int, ...], parts: tuple[int, ...]
+) -> None:
+    def step(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x, jnp.sum(jnp.tanh(x), axis=tuple(range(x.ndim - 1)))
+
+    for cluster, wanted in (("1xh100", parts), ("v5e:1x1", ())):
+        planned = autopar.parallelize(step, cluster=cluster).planned(
+            jax.ShapeDtypeStruct(shape, "bfloat16")
+        )
+        (part,) = planned.program.parts
+        runs = [s for s in part.listing.block.instructions if isinstance(s, LocalOp)]
+        assert {s.parts for s in runs if s.parts} == {wanted} - {()}
+        marks = [f" in {'x'.join(map(str, wanted))} parts("] if wanted else []
+        assert all(str(part.listing).count(mark) == 1 for mark in marks)
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     sizes=st.tuples(*[st.sampled_from([1, 2, 3])] * 7),
