@@ -211,7 +211,7 @@ class StepOnMesh:
 
     @cached_property
     def _overcounted(self) -> float:
-        """How many times what the lightest plan holds the pass counts of it, but at least 1."""
+        """The bytes that the pass counts of the lightest plan over those it holds, but at least 1."""
         sharding = self.lightest.sharding
         posed = self.priced.within(EVERY_BYTE)
         chosen = case_of(posed, sharding, sharding.reuse_gathered).chosen
@@ -575,10 +575,11 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
         return known[recomputed.values][1]
 
     def lightest() -> Iterator[MeshPlan | None]:
-        if known:
-            step, _ = max(known.values(), key=lambda row: row[0].form.recomputed.saved_bytes)
-            if step.may_fit():
-                yield step.lightest
+        yield solve(0)
+        steps = [step for step, _ in known.values()]
+        leanest = max(steps, key=lambda s: s.form.recomputed.saved_bytes, default=None)
+        if leanest is not None and leanest.may_fit():
+            yield leanest.lightest
 
     return fit_within(limit, solve, lightest=lightest()).best
 
