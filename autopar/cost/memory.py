@@ -44,7 +44,13 @@ from autopar.cost.order import (
     post_order,
     with_siblings,
 )
-from autopar.cost.siblings import Across, gone_across, with_equals_across
+from autopar.cost.siblings import (
+    Across,
+    gone_across,
+    summed_at_once,
+    with_equals_across,
+    with_sums_by_makers,
+)
 from autopar.cost.sizes import Sizes
 from autopar.cost.sums import added_sums
 from autopar.cost.timeline import Timed, beside_moves, entering, piece_times, row_work
@@ -540,6 +546,11 @@ class _Walk:
             along = self._across(block, stored)
             across = [along.get(k.makes[0]) for k in stored.kernels]
             stored = with_equals_across(stored, across)
+        if self._sizes.platform == "gpu":
+            found = self._shapes(block, stored)
+            made = [None if k.alone else found.get(k.makes[0]) for k in stored.kernels]
+            summed = [summed_at_once(block, self._sizes, k) for k in stored.kernels]
+            stored = with_sums_by_makers(stored, made, summed)
         return combined(stored)
 
     def _filled_at_once(self, block: Block, stored: Stored) -> Stored:

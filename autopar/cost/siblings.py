@@ -14,11 +14,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from autopar.cost.few_blocks import LONGEST_COLUMN
 from autopar.cost.kernels import COPY, LARGE_ON_TPU_BYTES, NUMBER_BYTES, Kernel, Stored
 from autopar.cost.line import read_line
 from autopar.cost.ops import summed_dims
-from autopar.cost.order import as_one
+from autopar.cost.order import as_one, needed
 from autopar.cost.sizes import Sizes
 from autopar.ir.listing import Block, LocalOp
 from autopar.ir.values import item_bytes
@@ -28,6 +30,9 @@ from autopar.ir.values import item_bytes
 _NEAR_BYTES, _TILE_ITEMS, _TILES_OF_SUM, _SUM_BYTES, _MOST_ROWS = 48 * 1024, 32 * 33, 4, 4, 8
 _MOST_BY_GROUPS = 32  # each reads and makes a piece, and a kernel has 96 of both at most
 _MOST_ON_TPU = 4  # as DeepSeek's layers show on v5p
+
+
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -116,3 +121,58 @@ def with_equals_across(stored: Stored, across: Sequence[Across | None]) -> Store
         for operand in near[k]:
             reading.setdefault(operand, {})[first] = None
     return as_one(stored, groups.values())
+
+
+def with_sums_by_makers(
+    stored: Stored, made: Sequence[Shape | None], summed: Sequence[Shape | None]
+) -> Stored:
+    """The same kernels, sums joined with the work that makes what they sum up.
+
+    XLA for GPUs runs element-wise work that others read too with a sum over all that it makes
+    (multi-output fusion). What it makes then waits for whatever the sum is of:
+
+        p = f(x)   q = f(y)   s = sum(p + q)        p, q, s = f(x, y)
+
+    `made` are the shapes of what element-wise kernels make, and `summed` those that are summed up
+    by one kernel; None for all others.
+    """
+    needs = needed(stored.kernels)
+    pairs = [
+        (k, n) for k, shape in enumerate(summed) if shape for n in needs[k] if made[n] == shape
+    ]
+    bits = {k: 1 << b for b, k in enumerate(sorted({k for pair in pairs for k in pair}))}
+    waits = [0] * len(needs)  # those of them that each kernel waits for, as bits
+    for k, need in enumerate(needs):
+        for n in need:
+            waits[k] |= waits[n] | bits.get(n, 0)
+    groups = {k: [k] for k in bits}
+    for k, n in pairs:
+        if groups[k] is groups[n]:
+            continue
+        both = sorted((*groups[k], *groups[n]))
+        own = sum(bits[m] for m in both)
+        around = {m for member in both for m in needs[member]}.difference(both)
+        if any(waits[m] & own for m in around):
+            continue
+        groups.update(dict.fromkeys(both, both))
+        # What waits for one of them now waits for all, and for what these wait for.
+        all_waits = own
+        for m in around:
+            all_waits |= waits[m] | bits.get(m, 0)
+        waits = [before | all_waits if before & own else before for before in waits]
+        for m in both:
+            waits[m] |= all_waits
+    joined = {group[0]: group for group in groups.values() if len(group) > 1}
+    return as_one(stored, joined.values())
+
+
+def summed_at_once(block: Block, sizes: Sizes, kernel: Kernel) -> Shape | None:
+    """The shape that a kernel sums up by itself; None for others, as XLA splits long sums."""
+    step = kernel.instruction(block)
+    if not isinstance(step, LocalOp) or not kernel.is_light or kernel.alone or step.parts:
+        return None
+    op = sizes.op(step.equation)
+    dims, shape = summed_dims(op), sizes.shard(step, op)
+    if not dims or math.prod(shape[d] for d in dims) > LONGEST_COLUMN:
+        return None
+    return shape

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from autopar.cost.kernels import Stored, stored_kernels
-from autopar.cost.siblings import Across, gone_across, with_equals_across
+from autopar.cost.siblings import (
+    Across,
+    gone_across,
+    summed_at_once,
+    with_equals_across,
+    with_sums_by_makers,
+)
 from autopar.cost.sizes import Sizes
 from autopar.ir.listing import Block, LocalOp
 from autopar.ir.sharding import MeshShape, Sharding
@@ -45,6 +51,59 @@ def test_sums_that_share_an_operand_run_as_one() -> None:
     assert joined(LAYERS, m=SUMS, n=SUMS, W=TURNS, V=TURNS) == [
         "p", "s", "z", "mn", "WV", "G", "H",
     ]  # fmt: skip
+
+
+# Two losses, p of x and q of y, the sum of both, s, and the gradients G and H that read one each.
+LOSSES = stored(
+    ("x", "", 64), ("p", "x", 64), ("G", "p", 64),
+    ("y", "", 64), ("q", "y", 64), ("H", "q", 64), ("s", "pq", 1), kept="GHs",
+)  # fmt: skip
+
+
+def by_makers(step: Stored, makers: str, sums: str = "s") -> list[str]:
+    """What each kernel makes, sums joined with such element-wise work."""
+    shapes = [tuple(makers.count(k.makes[0]) * [64]) or None for k in step.kernels]
+    summed = [(64,) if k.makes[0] in sums else None for k in step.kernels]
+    found = with_sums_by_makers(step, shapes, summed)
+    ran: set[str] = set()
+    for kernel in found.kernels:
+        assert kernel.reads <= ran
+        ran.update(kernel.makes)
+    return ["".join(k.makes) for k in found.kernels]
+
+
+def test_a_sum_runs_with_what_makes_what_it_sums_up() -> None:
+    """So the gradient of one loss waits for the other, of which it needs nothing."""
+    assert by_makers(LOSSES, "pq") == ["x", "y", "pqs", "G", "H"]
+    assert by_makers(LOSSES, "p") == ["x", "y", "q", "ps", "G", "H"]
+    assert by_makers(LOSSES, "") == list(made(LOSSES))
+
+
+def test_sums_that_wait_for_what_others_make_of_it_run_by_themselves() -> None:
+    """Be it that a sum which was joined before waits."""
+    mean = stored(("p", "", 64), ("d", "p", 64), ("s", "pd", 1), kept="s")
+    assert by_makers(mean, "p") == ["p", "d", "s"]
+    crossed = stored(
+        ("p", "", 64), ("q", "", 64), ("d", "p", 1), ("e", "q", 1), ("s", "pe", 1), ("t", "qd", 1),
+        kept="st",
+    )  # fmt: skip
+    assert by_makers(crossed, "pq", "st") == ["q", "e", "ps", "d", "t"]
+
+
+@pytest.mark.parametrize(("rows", "at_once"), [(4096, True), (8192, False)])
+def test_short_sums_are_one_kernel(rows: int, at_once: bool) -> None:
+    graph = graph_of(
+        "%s: f32[64] = reduce_sum(%x) forward {axes=(0,), out_sharding=None}",
+        inputs=f'%x: f32[{rows},64] batch "x"', returns='%s "s"',
+    )  # fmt: skip
+    block, sizes = listing(graph).block, Sizes(graph, ONE, "gpu")
+    given = {i.value.name: i.value.nbytes for i in graph.inputs}
+    (kernel,) = stored_kernels(block, sizes, given, lambda *_: 0).kernels
+    assert summed_at_once(block, sizes, kernel) == ((rows, 64) if at_once else None)
+    (step,) = block.instructions
+    assert isinstance(step, LocalOp)
+    in_parts = replace(block, instructions=(replace(step, parts=(16,)),))
+    assert summed_at_once(in_parts, sizes, kernel) is None
 
 
 def test_what_shares_nothing_or_goes_otherwise_runs_by_itself() -> None:
