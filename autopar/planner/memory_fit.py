@@ -211,7 +211,7 @@ class StepOnMesh:
 
     @cached_property
     def _overcounted(self) -> float:
-        """The bytes that the pass counts of the lightest plan over those it holds, but at least 1."""
+        """Bytes that the pass counts of the lightest plan over those it holds, but at least 1."""
         sharding = self.lightest.sharding
         posed = self.priced.within(EVERY_BYTE)
         chosen = case_of(posed, sharding, sharding.reuse_gathered).chosen

@@ -53,10 +53,10 @@ def planned(model: str) -> Planned:
 @pytest.mark.parametrize("share", [0.8, 0.6])
 @pytest.mark.parametrize(
     ("model", "error"),
-    # The scheduler may leave what is made again elsewhere in the rewritten step, has the weights that
-    # are cast again there early, and leaves the gradients of the U-Net's weights, which wait behind
-    # fences there. In a loop's body it counts
-    # beside the most that is held there without it: so much more is told than is held.
+    # The scheduler may leave what is made again elsewhere in the rewritten step, has weights early
+    # that are cast again, and leaves the gradients of the U-Net's weights, that wait behind fences.
+    # In a loop's body it counts beside the most that is held there without it: so much more is told
+    # than is held.
     [("gpt", 0.15), ("gpt scan", 0.31), ("wide_resnet_bn", 0.03), ("unet", 0.37)],
 )
 def test_what_a_rerun_holds_is_what_the_rewritten_step_holds(
