@@ -99,9 +99,12 @@ class BlockCounts:
         beside: dict[int, list[_Sum]] = {}  # by the first of element-wise kernels that run as one
         for k, own in sums.items():
             reader = readers.get((own.reads, own.shape))
+            fills = own.blocks >= self._filling
             if reader is not None:
-                beside.setdefault(shared.get(reader, (reader,))[0], []).append(own)
+                if not fills:
+                    beside.setdefault(shared.get(reader, (reader,))[0], []).append(own)
                 found[kernels[k].makes] = FewBlocks(0, own.blocks)
+            if reader is not None or fills:
                 continue
             # What is computed was written for sums along the rows, which need it as well.
             loaded = self._bytes(own.reads) if own.reads else own.items * _NUMBER_BYTES
@@ -139,7 +142,8 @@ class BlockCounts:
         item_bytes = max(1, self._bytes(reads) // items) if reads else _NUMBER_BYTES
         blocks = math.ceil(shape[-1] * item_bytes / _BLOCK_BYTES) * math.prod(step.parts)
         is_whole = 1 < math.prod(shape[:-1]) <= LONGEST_COLUMN
-        return _Sum(shape, reads, blocks) if is_whole and blocks < self._filling else None
+        is_few = blocks < self._filling or bool(step.parts)
+        return _Sum(shape, reads, blocks) if is_whole and is_few else None
 
     def scatter(self, kernel: Kernel) -> tuple[LocalOp, Op] | None:
         """The scatter that a kernel is, or that it has inside to add what is put to a sum."""
