@@ -125,9 +125,9 @@ def test_the_gradient_of_a_pool_is_scattered_into_zeros_at_places_that_are_found
 
 @needs_gpu_compiler
 def test_and_so_it_is_by_xla() -> None:
-    """But for a hole of 16 MiB between what XLA lays out."""
+    """But for 16 MiB which the order of the kernels decides."""
     told, compiled = pooled().plan.prediction.peak_bytes, peak_by_xla(pooled())
-    assert compiled - 17 * 2**20 < told <= compiled
+    assert abs(told - compiled) < 17 * 2**20
 
 
 @pytest.mark.parametrize(("taps", "sums"), [(1, 1), (3, 3)])
