@@ -32,7 +32,7 @@ from autopar.cost.ops import (
 from autopar.cost.reshard import CollectivePrices
 from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Op
-from autopar.ir.listing import Block, Fence, LocalOp, Move
+from autopar.ir.listing import Block, Fence, LocalOp, Loop, Move, names_made
 from autopar.ir.values import item_bytes as item_size
 from autopar.rules import primitive
 
@@ -100,15 +100,14 @@ class BlockCounts:
         for k, own in sums.items():
             reader = readers.get((own.reads, own.shape))
             fills = own.blocks >= self._filling
+            if reader is not None and not fills:
+                beside.setdefault(shared.get(reader, (reader,))[0], []).append(own)
             if reader is not None:
-                if not fills:
-                    beside.setdefault(shared.get(reader, (reader,))[0], []).append(own)
                 found[kernels[k].makes] = FewBlocks(0, own.blocks)
-            if reader is not None or fills:
-                continue
-            # What is computed was written for sums along the rows, which need it as well.
-            loaded = self._bytes(own.reads) if own.reads else own.items * _NUMBER_BYTES
-            found[kernels[k].makes] = FewBlocks(loaded, own.blocks)
+            elif not fills:
+                # What is computed was written for sums along the rows, which need it as well.
+                loaded = self._bytes(own.reads) if own.reads else own.items * _NUMBER_BYTES
+                found[kernels[k].makes] = FewBlocks(loaded, own.blocks)
         together: dict[int, list[Kernel]] = {}
         for k, kernel in enumerate(kernels):
             first = shared.get(k, (k,))[0]
@@ -140,7 +139,7 @@ class BlockCounts:
         large = [r for r in sorted(kernel.reads) if self._bytes(r) >= items]
         reads = large[0] if len(large) == len(kernel.reads) == 1 else ""
         item_bytes = max(1, self._bytes(reads) // items) if reads else _NUMBER_BYTES
-        blocks = math.ceil(shape[-1] * item_bytes / _BLOCK_BYTES) * math.prod(step.parts)
+        blocks = _blocks(shape, item_bytes) * math.prod(step.parts)
         is_whole = 1 < math.prod(shape[:-1]) <= LONGEST_COLUMN
         is_few = blocks < self._filling or bool(step.parts)
         return _Sum(shape, reads, blocks) if is_whole and is_few else None
@@ -253,6 +252,11 @@ def _sums_rows(op: Op) -> bool:
     return kept.issuperset(columns) and not any(kept & {*dim} for dim in rows)
 
 
+def _blocks(shape: Sequence[int], item_bytes: int) -> int:
+    """The blocks among which XLA divides the columns of a sum of rows."""
+    return math.ceil(shape[-1] * item_bytes / _BLOCK_BYTES)
+
+
 def in_parts(block: Block, sizes: Sizes, prices: CollectivePrices) -> Mapping[str, tuple[int, ...]]:
     """The parts in which sums of rows are made first, by their results, where that takes less.
 
@@ -261,7 +265,7 @@ def in_parts(block: Block, sizes: Sizes, prices: CollectivePrices) -> Mapping[st
 
         sum of [8, 28, 28, 64] in bf16, 1 block  ->  [8, 14] parts, 112 blocks; then their sum
     """
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, tuple[str | None, tuple[int, ...]]] = {}  # what is summed up, and the parts
     for step in block.instructions:
         op = sizes.op(step.equation) if isinstance(step, LocalOp) else None
         if not isinstance(step, LocalOp) or op is None or op.kind != "reduce_sum":
@@ -270,15 +274,15 @@ def in_parts(block: Block, sizes: Sizes, prices: CollectivePrices) -> Mapping[st
             continue
         shape, item_bytes = sizes.shard(step, op), item_size(op.results[0].dtype)
         rows, loaded = math.prod(shape[:-1]), math.prod(shape) * item_bytes
-        blocks = math.ceil(shape[-1] * item_bytes / _BLOCK_BYTES)
+        blocks = _blocks(shape, item_bytes)
         if not 1 < rows <= LONGEST_COLUMN:
             continue
         # 1. So many parts that each still has some rows.
         parts, count = list[int](), 1
         wanted = min(math.ceil(_BESIDE * prices.filling_blocks / blocks), rows // _FEWEST_ROWS)
         for size in shape[:-1]:
-            able = [n for n in range(1, size + 1) if size % n == 0 and count * n <= wanted]
-            parts.append(max(able, default=1))
+            able = range(1, min(size, wanted // count) + 1)
+            parts.append(max((n for n in able if size % n == 0), default=1))
             count *= parts[-1]
             if parts[-1] < size:
                 break
@@ -288,12 +292,10 @@ def in_parts(block: Block, sizes: Sizes, prices: CollectivePrices) -> Mapping[st
         now, then = (prices.in_blocks(_BESIDE * loaded, n, 0) for n in (blocks, count * blocks))
         then = max(then, prices.elementwise(loaded))
         if then + prices.elementwise(2 * _NUMBER_BYTES * count * shape[-1]) < now:
-            found[step.results[0]] = tuple(parts)
+            found[step.results[0]] = step.operands[0], tuple(parts)
     # 3. Not of columns that have a block each.
     outermost = columns_outermost(block, sizes) if found else frozenset[str]()
-    runs = (s for s in block.instructions if isinstance(s, LocalOp) and s.results)
-    fast = {s.results[0] for s in runs if not outermost.isdisjoint(s.operands[:1])}
-    return {name: parts for name, parts in found.items() if name not in fast}
+    return {name: parts for name, (summed, parts) in found.items() if summed not in outermost}
 
 
 # How much it counts where a value's dims lie: a product of batches has them as it wishes, where its
@@ -342,10 +344,8 @@ def columns_outermost(block: Block, sizes: Sizes) -> frozenset[str]:
         at = root(name)
         if at not in best or weight > best[at][0]:
             best[at] = weight, is_outermost
-    made = (s.results for s in block.instructions if isinstance(s, LocalOp))
-    moved = (s.result for s in block.instructions if isinstance(s, Move))
-    fenced = (s.results for s in block.instructions if isinstance(s, Fence))
-    names = {*block.inputs, *moved, *(n for results in (*made, *fenced) for n in results)}
+    made = (names_made(s) for s in block.instructions if not isinstance(s, Loop))
+    names = {*block.inputs, *(n for results in made for n in results)}
     return frozenset(n for n in names if best.get(root(n), (0, False))[1])
 
 

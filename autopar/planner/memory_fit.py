@@ -156,7 +156,7 @@ class StepOnMesh:
         """
         with suppress(MemoryLimitError):
             return self.or_waiting(self.cheapest(memory_bytes), memory_bytes)
-        if not self.may_fit():
+        if not self.may_fit() or self._overcounted == 1.0:
             return None
         wider = int(memory_bytes * self._overcounted)
         with suppress(MemoryLimitError):

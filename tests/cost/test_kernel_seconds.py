@@ -445,6 +445,12 @@ def test_a_scatter_has_a_thread_for_each_item() -> None:
     )
 
 
+TANH = """graph step(%x: f32[64,512] batch "x") {
+  %y: f32[64,512] = tanh(%x)
+  return %y
+}"""
+
+
 @pytest.mark.parametrize(
     ("steps", "outermost"),
     [
@@ -458,13 +464,7 @@ def test_what_collectives_go_along_lies_outermost(
     steps: tuple[MoveStep, ...], outermost: bool
 ) -> None:
     """What element-wise work makes of a value lies as it does."""
-    graph = attach_rules(
-        parse_graph("""graph step(%x: f32[64,512] batch "x") {
-          %y: f32[64,512] = tanh(%x)
-          return %y
-        }""")
-    )
-    whole = replicated(2)
+    graph, whole = attach_rules(parse_graph(TANH)), replicated(2)
     block = Block(
         ("%x",),
         (
@@ -479,13 +479,7 @@ def test_what_collectives_go_along_lies_outermost(
 
 def test_a_value_lies_behind_a_fence_as_it_did() -> None:
     """Else the gradient of a norm that is recomputed was told at 110 us for 6, in a few blocks."""
-    graph = attach_rules(
-        parse_graph("""graph step(%x: f32[64,512] batch "x") {
-          %y: f32[64,512] = tanh(%x)
-          return %y
-        }""")
-    )
-    whole = replicated(2)
+    graph, whole = attach_rules(parse_graph(TANH)), replicated(2)
     gathered = (MoveStep("all-gather", ("data",), 1),)
     block = Block(
         ("%x",),
