@@ -133,9 +133,10 @@ class Stored:
         for name in kernel.makes:
             found += self.operands.get(name, ())
         known = {*found}
-        return found + sorted(kernel.reads - known, key=self._visit)
+        return found + sorted(kernel.reads - known, key=self.visit)
 
-    def _visit(self, name: str) -> tuple[int, str]:
+    def visit(self, name: str) -> tuple[int, str]:
+        """The key that sorts pieces as a compiler visits them, what is moved in parts with it."""
         at = self.visits.get(name)
         return self.visits.get(name.split(" ", 1)[0], -1) if at is None else at, name
 

@@ -8,23 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from autopar.cost.kernels import NUMBER_BYTES, Kernel, Stored
 
-# Neighboring collectives of a kind, axes and dtype are combined up to so many bytes.
+# Collectives of a kind, axes and dtype are combined up to so many bytes.
 COMBINED_BYTES = 30 * 2**20
 
 # How many collectives before its reader a gather starts; wide models on H100s, whose wires are busy
 # throughout, show three.
 _AHEAD = 3
 _MUCH = 16  # times more that a light kernel reads than it makes
-
-
-@dataclass
-class _Group:
-    """Collectives that run as one; `after` are all groups that it waits for, as bits."""
-
-    bit: int
-    after: int
-    nbytes: int
-    members: list[int] = field(default_factory=list[int])
 
 
 def combined(stored: Stored) -> Stored:
@@ -35,18 +25,16 @@ def combined(stored: Stored) -> Stored:
     """
     kernels = list(stored.kernels)
     gone: set[int] = set()
-    for group in _groups(kernels):
-        if len(group.members) == 1:
-            continue
-        members = [kernels[k] for k in group.members]
-        first = members[0]
-        reduces = first.group is not None and first.group[0] == "all-reduce"
-        gone.update(group.members[1:])
-        kernels[group.members[0]] = replace(
-            first,
-            makes=tuple(m for k in members for m in k.makes),
-            reads=frozenset[str]().union(*(k.reads for k in members)),
-            scratch_bytes=group.nbytes if reduces else 0,
+    for group in _groups(stored):
+        first, *others = group
+        kernel = kernels[first]
+        reduces = kernel.group is not None and kernel.group[0] == "all-reduce"
+        gone.update(others)
+        kernels[first] = replace(
+            kernel,
+            makes=tuple(m for k in group for m in stored.kernels[k].makes),
+            reads=frozenset[str]().union(*(stored.kernels[k].reads for k in group)),
+            scratch_bytes=sum(stored.kernels[k].moved_bytes for k in group) if reduces else 0,
         )
     if not gone:
         return stored
@@ -54,50 +42,78 @@ def combined(stored: Stored) -> Stored:
     return replace(stored, kernels=left)
 
 
-def _groups(kernels: Sequence[Kernel]) -> list[_Group]:
-    """Equal collectives in the order of the listing, as many as may run as one.
+def _groups(stored: Stored) -> list[list[int]]:
+    """Collectives that run as one, by their indices: as many equal ones in turn as may.
 
-    One that is too large for any other stays alone, and those around it are combined.
+    XLA takes gathers as it visits them from the first output on, and what sums from the last one
+    on; that is how 60 compiled steps have it. One that is too large for any other stays alone.
     """
-    groups: list[_Group] = []
-    latest: dict[tuple[str, tuple[str, ...], str], _Group] = {}
-    after: dict[str, int] = {}  # of each piece, the groups that it was made after
-    for k, kernel in enumerate(kernels):
+    kernels = stored.kernels
+    collectives = [k for k, kernel in enumerate(kernels) if kernel.group is not None]
+    behind = _waited_for(kernels)  # of each collective, those that it waits for, as bits
+    alike: dict[tuple[str, tuple[str, ...], str], list[int]] = {}
+    for c, k in enumerate(collectives):
+        group = kernels[k].group
+        if group is not None and kernels[k].moved_bytes <= COMBINED_BYTES:
+            alike.setdefault(group, []).append(c)
+    gathers: Sequence[int] = range(len(kernels))
+    sums = gathers
+    if stored.visits and any(len(equal) > 1 for equal in alike.values()):
+        visits = [(stored.visit(kernel.makes[0])[0], k) for k, kernel in enumerate(kernels)]
+        order = [k for _, k in sorted(visits)]
+        gathers = _places(order)
+        needs = [sorted(need, key=visits.__getitem__, reverse=True) for need in needed(kernels)]
+        sums = _places(_visited(needs, order[::-1]))
+    groups: list[list[int]] = []
+    for (kind, _, _), equal in alike.items():
+        places = gathers if kind == "all-gather" else sums
+        taken: list[int] = []
+        bits = waits = nbytes = 0
+        for c in sorted(equal, key=lambda c: places[collectives[c]]):
+            moved = kernels[collectives[c]].moved_bytes
+            if nbytes + moved > COMBINED_BYTES or behind[c] & bits or waits >> c & 1:
+                groups.append(sorted(taken))
+                _joined(behind, bits, waits)
+                taken, bits, waits, nbytes = [], 0, 0, 0
+            taken.append(collectives[c])
+            bits |= 1 << c
+            waits |= behind[c]
+            nbytes += moved
+        groups.append(sorted(taken))
+        _joined(behind, bits, waits)
+    return groups
+
+
+def _places(order: Sequence[int]) -> Sequence[int]:
+    """The place of each kernel in an order of all."""
+    places = [0] * len(order)
+    for place, k in enumerate(order):
+        places[k] = place
+    return places
+
+
+def _waited_for(kernels: Sequence[Kernel]) -> list[int]:
+    """The collectives that each one waits for, in the order of the listing, as bits."""
+    found: list[int] = []
+    after: dict[str, int] = {}  # of each piece, the collectives that it was made after
+    for kernel in kernels:
         waits = 0
         for name in kernel.reads:
             waits |= after.get(name, 0)
         if kernel.group is not None:
-            # A group may have taken in members since the piece was made, and waits for theirs too.
-            waits = _behind(waits, groups)
-            group = latest.get(kernel.group)
-            alone = kernel.moved_bytes > COMBINED_BYTES
-            full = group is not None and group.nbytes + kernel.moved_bytes > COMBINED_BYTES
-            if group is None or full or waits & group.bit:
-                group = _Group(1 << len(groups), 0, 0)
-                if not alone:
-                    latest[kernel.group] = group
-                groups.append(group)
-            if waits & ~group.after:
-                group.after |= waits
-                for later in groups:  # what waits for the group now waits for more
-                    if later.after & group.bit:
-                        later.after |= waits
-            group.nbytes += kernel.moved_bytes
-            group.members.append(k)
-            waits = group.bit
+            found.append(waits)
+            waits |= 1 << len(found) - 1
         if waits:
             after.update(dict.fromkeys(kernel.makes, waits))
-    return groups
-
-
-def _behind(waits: int, groups: Sequence[_Group]) -> int:
-    """Some groups, as bits, with all that they wait for."""
-    found, left = waits, waits
-    while left:
-        bit = left & -left
-        found |= groups[bit.bit_length() - 1].after
-        left ^= bit
     return found
+
+
+def _joined(behind: list[int], taken: int, waits: int) -> None:
+    """Has all that waits for one of the taken collectives wait for each, and for what those do."""
+    if taken & taken - 1:  # more than one
+        for c, before in enumerate(behind):
+            if taken >> c & 1 or before & taken:
+                behind[c] = (before | waits | taken) & ~(1 << c)
 
 
 @dataclass

@@ -321,7 +321,7 @@ def timed_listing(
     """Times one run of a listing of `graph`, kernel by kernel.
 
     Element-wise work is fused as `stored_kernels` has it, and pays for what it loads and stores;
-    neighboring collectives run as one, as `combined` has it; loops wait for what is before them.
+    equal collectives run as one, as `combined` has it; loops wait for what is before them.
     `sizes` are those of the graph on the mesh, where another reads the listing too. What the
     compiler is asked to pipeline is chosen, and if it merges products, unless the listing is a
     part's, beside others': it comes with the `sums` that it adds to.

@@ -147,6 +147,25 @@ def test_collectives_that_wait_for_each_other_in_turn_stay_apart() -> None:
     assert [k.makes for k in combined(step).kernels] == [("A", "B"), ("R",), ("S",)]
 
 
+def test_gathers_are_combined_from_the_first_output_on_and_sums_from_the_last() -> None:
+    # Each output is gathered or summed alone, and two of them may run as one. XLA begins with the
+    # last output's sum and with the first output's gather.
+    def groups(kind: str) -> list[tuple[str, ...]]:
+        kernels = [
+            Kernel(
+                k, (name,), frozenset(), group=(kind, ("data",), "f32"),
+                moved_bytes=COMBINED_BYTES // 2,
+            )
+            for k, name in enumerate("ACB")
+        ]  # fmt: skip
+        visits = {name: at for at, name in enumerate("ABC")}
+        step = Stored(tuple(kernels), dict.fromkeys("ABC", 1), frozenset("ABC"), visits=visits)
+        return [k.makes for k in combined(step).kernels]
+
+    assert groups("all-gather") == [("A", "B"), ("C",)]
+    assert groups("reduce-scatter") == [("A",), ("C", "B")]
+
+
 def test_one_that_is_too_large_is_passed_over() -> None:
     group = ("all-gather", ("data",), "f32")
     sizes = {"A": 2, "B": COMBINED_BYTES + 1, "C": 2, "D": COMBINED_BYTES - 3, "E": 1}
