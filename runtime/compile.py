@@ -291,7 +291,7 @@ def _step_key(step: ListingStep, numbers: _Numbers) -> _Key:
 def _loop_key(loop: Loop, numbers: _Numbers) -> _Key:
     names = numbers.of(loop.operands), numbers.of(loop.results)
     bodies = tuple(_block_key(b, numbers) for b in loop.bodies)
-    return "loop", loop.equation, names, loop.result_shardings, bodies, loop.runs
+    return "loop", loop.equation, names, loop.result_shardings, bodies, loop.runs, loop.turned
 
 
 # -- the same program on other devices ---------------------------------------------------------

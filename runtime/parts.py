@@ -163,15 +163,18 @@ class _Emitter:
 
     def _scan(self, loop: Loop, equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:
         params, program = equation.params, equation.bodies[0]
-        consts, length = list(operands[: params["num_consts"]]), params["length"]
-        count = params["num_carry"]
-        start = params["num_consts"] + count
+        handed, length, turned = list(operands), params["length"], dict(loop.turned)
+        for k, dim in turned.items():
+            handed[k] = jnp.moveaxis(handed[k], dim, 0)
+        count, fixed = params["num_carry"], params["num_consts"]
+        start = fixed + count
 
         def body(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            consts = [_back(handed[k], turned.get(k)) for k in range(fixed)]
             out = self.run_block(loop.bodies[0], program.outputs, [*consts, *carry, *slices])
             return list(out[:count]), list(out[count:])
 
-        first, rows = list(operands[params["num_consts"] : start]), list(operands[start:])
+        first, rows = handed[fixed:start], handed[start:]
         if params["unroll"] != 1 or not length:
             carry, stacked = lax.scan(
                 body, first, rows, length, params["reverse"], unroll=params["unroll"]
@@ -194,7 +197,8 @@ class _Emitter:
         def trip(state: tuple[Any, list[Any], list[Any]]) -> tuple[Any, list[Any], list[Any]]:
             number, carry, stacks = state
             at = length - 1 - number if params["reverse"] else number
-            carry, made = body(carry, [_row(stack, at) for stack in rows])
+            found = (_row(stack, at, turned.get(k)) for k, stack in enumerate(rows, start))
+            carry, made = body(carry, list(found))
             pairs = zip(stacks, stacked, strict=True)
             return number + 1, carry, [_with_row(stack, made[k], at) for stack, k in pairs]
 
@@ -335,9 +339,16 @@ def _constant(const: Const) -> Any:
     return jnp.asarray(const.value, dtype=const.aval.dtype)
 
 
-def _row(stack: Any, number: Any) -> Any:
-    """A row of a stack, whose number is not negative."""
-    return lax.dynamic_index_in_dim(stack, number, keepdims=False, allow_negative_indices=False)
+def _back(value: Any, dim: int | None) -> Any:
+    """A value that is `turned`, with a dim first that was another, as it was; see Loop."""
+    return value if dim is None else jnp.moveaxis(value, 0, dim)
+
+
+def _row(stack: Any, number: Any, turned: int | None) -> Any:
+    """A row of a stack, whose number is not negative; a dim of the stack may come first."""
+    rows = 0 if turned is None else 1
+    row = lax.dynamic_index_in_dim(stack, number, rows, False, allow_negative_indices=False)
+    return row if turned is None else _back(row, turned - 1)
 
 
 def _with_row(stack: Any, row: Any, number: Any) -> Any:

@@ -34,7 +34,6 @@ from autopar.ir.graph import Op
 from autopar.ir.listing import (
     Block,
     Fence,
-    ListingStep,
     LocalOp,
     Loop,
     Move,
@@ -209,9 +208,11 @@ def _read(block: Block, sizes: Sizes) -> Line:
     line.loaded.update(returned)
     if sizes.platform == "gpu":
         makers = {o: line.maker[o] for o in returned if o in line.maker}
+        in_order = {*makers.values(), *_read_in_order(line, block)}
         line.turned = {
-            i for i in makers.values() if _joins_inside(block.instructions[i], "all-gather")
-        }
+            i for i in in_order
+            if isinstance(step := block.instructions[i], Move) and step.joins_inside("all-gather")
+        }  # fmt: skip
         line.lying_turned = frozenset(
             o for o, i in makers.items() if line.fused[i] and layouts.orders.is_turned(o)
         )
@@ -262,6 +263,15 @@ def _read_by_loop(line: Line, loop: Loop, op: Op | None) -> Iterator[str]:
             yield o
 
 
+def _read_in_order(line: Line, block: Block) -> Iterator[int]:
+    """The instructions whose results loops take in the order of their dims."""
+    for loop in block.instructions:
+        if isinstance(loop, Loop):
+            turned = {k for k, _ in loop.turned}
+            taken = (o for k, o in enumerate(loop.operands) if k not in turned)
+            yield from (line.maker[o] for o in taken if o in line.maker)
+
+
 def _is_filled(line: Line, name: str) -> bool:
     """True if a literal, or a cast of one, was broadcast to a value, which may be a piece of it."""
     at = line.maker.get(name)
@@ -282,9 +292,9 @@ _FILLING = frozenset({"broadcast_in_dim", "convert_element_type"})
 
 def _laid_out_by_move(line: Line, layouts: Layouts, sizes: Sizes, i: int, move: Move) -> None:
     """Notes how a move's result lies, and if what it sends is written in another order first."""
-    if _joins_inside(move, "all-to-all"):
+    if move.joins_inside("all-to-all"):
         line.in_parts[move.result] = move.steps[-1].dim
-    if _joins_inside(move, "all-gather"):
+    if move.joins_inside("all-gather"):
         local = sizes.local(move.after, move.value.shape)
         layouts.orders.gathered(move.result, move.steps[-1].dim, local)
     if all(step.kind == "all-reduce" for step in move.steps):
@@ -294,21 +304,6 @@ def _laid_out_by_move(line: Line, layouts: Layouts, sizes: Sizes, i: int, move: 
         sent = layouts.sent(move.source, first.dim if first.to_dim < 0 else first.to_dim)
         if sent is not None:
             line.copied[i] = {move.source: sent}
-
-
-def _joins_inside(step: ListingStep, kind: str) -> bool:
-    """True for a move that ends in a collective of this kind along a dim that is not the first.
-
-    XLA for GPUs gathers along the dim that lies outermost. A product reads that as it lies, but
-    what a program gives back lies in the order of its dims, and is written once more. What an
-    all-to-all joins lies one device's part behind another's, which is the order of no dims:
-
-        [a, b/2] [a, b/2]  --all-gather-->  [b, a]  --copy-->  [a, b]
-        [a, b/2] [a, b/2]  --all-to-all-->  [2, a/2, b/2]  for  [a/2, b]
-    """
-    if not isinstance(step, Move) or not step.steps or step.steps[-1].kind != kind:
-        return False
-    return any(n > 1 for n in step.value.shape[: step.steps[-1].dim])
 
 
 def _is_local(move: Move) -> bool:

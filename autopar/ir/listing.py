@@ -135,6 +135,20 @@ class Move:
     line: str = ""
     repeat: int = 0  # how many equal moves earlier regions made: this one must not be merged with
 
+    def joins_inside(self, kind: str) -> bool:
+        """True if it ends in a collective of this kind along a dim that is not the first.
+
+        XLA for GPUs gathers along the dim that lies outermost. A product reads that as it lies, but
+        what a program gives back lies in the order of its dims, and is written once more. What an
+        all-to-all joins lies one device's part behind another's, which is the order of no dims:
+
+            [a, b/2] [a, b/2]  --all-gather-->  [b, a]  --copy-->  [a, b]
+            [a, b/2] [a, b/2]  --all-to-all-->  [2, a/2, b/2]  for  [a/2, b]
+        """
+        if not self.steps or self.steps[-1].kind != kind:
+            return False
+        return any(n > 1 for n in self.value.shape[: self.steps[-1].dim])
+
 
 @dataclass(frozen=True, slots=True)
 class Fence:
@@ -161,7 +175,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Loop:
-    """A scan, while or cond whose bodies are blocks; `runs` is the trip count."""
+    """A scan, while or cond whose bodies are blocks; `runs` is the trip count.
+
+    It is handed operands that are `turned` with another dim than the first outermost: the number of
+    the operand, and the dim.
+    """
 
     equation: tuple[int, ...]
     operands: tuple[str | None, ...]
@@ -169,6 +187,7 @@ class Loop:
     result_shardings: tuple[Sharding, ...]
     bodies: tuple[Block, ...]
     runs: int = 1
+    turned: tuple[tuple[int, int], ...] = ()
 
 
 ListingStep = LocalOp | Move | Fence | Loop
@@ -235,7 +254,9 @@ def _lines(block: Block, indent: str) -> Iterator[str]:
             how = " tied" * step.tied + " stored" * step.stored
             yield f"{indent}{', '.join(step.results)} = fence{how} {', '.join(step.sources)}"
         else:
-            operands = ", ".join(o or "literal" for o in step.operands)
+            turned = {k: f" along {dim}" for k, dim in step.turned}
+            named = enumerate(step.operands)
+            operands = ", ".join((o or "literal") + turned.get(k, "") for k, o in named)
             results = ", ".join(step.results)
             yield f"{indent}{results} = loop {step.equation}({operands}) x{step.runs}"
             for body in step.bodies:

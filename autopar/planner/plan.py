@@ -50,6 +50,7 @@ from autopar.planner.memory_fit import (
     StepOnMesh,
     TriedMesh,
     around_arguments,
+    around_moves,
     best_recipe,
     plan_on,
     refusal,
@@ -160,12 +161,14 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source, fastest: float = m
         raise refusal(contexts[0], plain)
     tried, found = best
     context = tried.context
+    own = tried.step.in_form(found.form)
     if tried.fits:  # where memory binds, the recipes were looked at with all else
         if not tried.step.is_small:
             found = found.told(tried.step, NO_LIMIT_BYTES)
+        found = around_moves(own, found)
         found = best_recipe(tried.step, found, found) or found
-    own = tried.step.in_form(found.form)
-    if not tried.fits:
+        own = tried.step.in_form(found.form)
+    else:
         found = around_arguments(own, found)
     limited = context.request.budget_bytes
     found = found.told(own, NO_LIMIT_BYTES if tried.fits else limited)

@@ -17,12 +17,14 @@ same of it by itself, so without this a plan would count what no device sends, c
     `merge_scatters`    all-reduce, then a slice of it       ->  reduce-scatter
     `merge_equals`      b = f(a), and later c = f(a)         ->  c is b
 
-And four keep compilers for GPUs from what they had better not do:
+And some keep compilers for GPUs from what they had better not do:
 
     `filters_apart`      an update that waits for a sum shares no kernel with a filter's cast
     `gradients_in_rows`  no update runs in the order in which cuDNN makes a filter's gradient
     `sums_before_joins`  no kernel that puts pieces together computes a long sum, item by item
     `products_swapped`   no scores lie in columns, of which a softmax sums up rows
+    `gathers_as_they_lie`  no stack is written once more for a loop, in the order of its dims
+    `sums_in_parts`      no sum of rows is left to a few blocks
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ def lower_graph(
         block = sums_before_joins(graph, block)
     block = merge_equals(graph, block)  # which may leave a product with but one reader
     if resharder.prices.platform == "gpu":
-        block = products_swapped(graph, block)
+        block = gathers_as_they_lie(graph, products_swapped(graph, block))
         prices = resharder.prices
         block = sums_in_parts(block, Sizes(graph, prices.mesh, prices.platform), prices)
     return Listing(block, tuple(plan.sharding_of[n] for n in names), tuple(wanted))
@@ -756,6 +758,46 @@ def products_swapped(graph: Graph, block: Block) -> Block:
             step = replace(step, bodies=bodies)
         elif isinstance(step, LocalOp) and is_swapped(step):
             step = replace(step, swapped=True)
+        steps.append(step)
+    return replace(block, instructions=tuple(steps))
+
+
+def gathers_as_they_lie(graph: Graph, block: Block) -> Block:
+    """A block, and the bodies of its loops, whose scans take what is gathered as it lies.
+
+    XLA for GPUs gathers along the dim that lies outermost, and has the operands of a loop in the
+    order of their dims. So it writes a gathered stack of weights, or a weight that each trip reads,
+    once more, and holds both:
+
+        [a, b/2] [a, b/2]  --all-gather-->  [b, a]  --copy-->  [a, b]  -->  loop
+
+    Handed to the loop with that dim first, and turned back inside, it is not written again: a trip
+    cuts a row out of the stack for its product either way. What the body hands to a loop of its own
+    would be written for each trip, and is not handed so.
+    """
+    gathered = {
+        step.result: step.steps[-1].dim
+        for step in block.instructions
+        if isinstance(step, Move) and step.joins_inside("all-gather")
+    }
+
+    def turned(loop: Loop) -> Iterator[tuple[int, int]]:
+        op = graph.op_at(loop.equation)
+        flow = op.control_flow
+        if flow is None or flow.kind != "scan" or not flow.trips or op.param("unroll") != 1:
+            return
+        (body,) = loop.bodies
+        inner = {o for step in body.instructions if isinstance(step, Loop) for o in step.operands}
+        for k, (name, port) in enumerate(zip(loop.operands, flow.operands, strict=True)):
+            handed_on = {body.inputs[place] for _, place in port.inputs} & inner
+            if name in gathered and not port.is_carry and not handed_on:
+                yield k, gathered[name]
+
+    steps: list[ListingStep] = []
+    for step in block.instructions:
+        if isinstance(step, Loop):
+            bodies = tuple([gathers_as_they_lie(graph, body) for body in step.bodies])
+            step = replace(step, bodies=bodies, turned=tuple(turned(step)))
         steps.append(step)
     return replace(block, instructions=tuple(steps))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -67,3 +68,59 @@ def test_by_xla_a_product_is_written_once_more_to_be_scattered_along_its_rows() 
     planned = autopar.parallelize(step, cluster=cluster, mesh={"model": 8}, pins=pins, cache=False)
     told, compiled = told_and_compiled(planned.planned(w, x), cluster)
     assert told == pytest.approx(compiled, rel=0.001)
+
+
+@needs_gpu_compiler
+def test_by_xla_a_scan_takes_what_is_gathered_as_it_lies() -> None:
+    """A stack and a weight along their last dims."""
+    cluster = Cluster.parse("8xh100")
+
+    def step(ws: dict[str, jax.Array], x: jax.Array) -> Any:
+        def layer(carry: Any, w: jax.Array) -> Any:
+            c, scale = carry
+            return (jnp.tanh(c @ w) @ ws["shared"], scale * 0.5), ()
+
+        return ws, jnp.mean(jax.lax.scan(layer, (x, 1.0), ws["stack"])[0][0])
+
+    ws = {
+        "shared": jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32),
+        "stack": jax.ShapeDtypeStruct((4, WIDTH, WIDTH), jnp.float32),
+    }
+    pins = {"ws/shared": PartitionSpec(None, "data"), "ws/stack": PartitionSpec(None, None, "data")}
+    _compare_loops(step, ws, pins, cluster, " along 1", " along 2")
+
+
+@needs_gpu_compiler
+def test_by_xla_what_is_gathered_for_a_while_is_written_once_more() -> None:
+    cluster = Cluster.parse("8xh100")
+
+    def step(ws: dict[str, jax.Array], x: jax.Array) -> Any:
+        def layer(carry: Any) -> Any:
+            c, i = carry
+            return jnp.tanh(c @ ws["w"]), i + 1
+
+        y, _ = jax.lax.while_loop(lambda carry: carry[1] < 4, layer, (x, 0))
+        return ws, jnp.mean(y)
+
+    ws = {"w": jax.ShapeDtypeStruct((4 * WIDTH, 4 * WIDTH), jnp.bfloat16)}
+    _compare_loops(step, ws, {"ws/w": PartitionSpec(None, "data")}, cluster, rel=0.1)
+
+
+def _compare_loops(
+    step: Any,
+    ws: Any,
+    pins: dict[str, PartitionSpec],
+    cluster: Cluster,
+    *turned: str,
+    rel: float = 0.01,
+) -> None:
+    """Checks the memory of a step, and which dims of a loop's operands come first."""
+    width, dtype = next((w.shape[-1], w.dtype) for w in ws.values())
+    x = jax.ShapeDtypeStruct((8 * WIDTH, width), dtype)
+    pins["x"] = PartitionSpec("data", None)
+    planned = autopar.parallelize(step, cluster=cluster, mesh=8, pins=pins, cache=False)
+    found = planned.planned(ws, x)
+    (part,) = found.program.parts
+    assert re.findall(r" along \d", str(part.listing)) == [*turned]
+    told, compiled = told_and_compiled(found, cluster)
+    assert told == pytest.approx(compiled, rel=rel)

@@ -18,7 +18,7 @@ from autopar.errors import GraphError
 from autopar.frontend import StepSpec, trace
 from autopar.ir.batching import Accumulator
 from autopar.ir.graph import Graph
-from autopar.ir.listing import Block, Listing, LocalOp
+from autopar.ir.listing import Block, Listing, LocalOp, Loop
 from autopar.ir.program import Part, PartKind, PartProgram
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.runtime.bind import ArrayType, bind_mesh, shape_with_axis
@@ -410,3 +410,43 @@ def test_wide_products_of_narrow_ones_are_added_and_turned_over_on_cpus() -> Non
     np.testing.assert_allclose(
         np.asarray(found, np.float32), np.asarray(wanted, np.float32), rtol=0.02, atol=0.1
     )
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scans_take_what_is_gathered_as_it_lies(reverse: bool) -> None:
+    """The listing says so for GPUs; what is made is the same, but for what loops inside read."""
+
+    def step(ws: dict[str, jax.Array], x: jax.Array) -> tuple[Any, jax.Array]:
+        def loss(ws: dict[str, jax.Array]) -> jax.Array:
+            def layer(c: jax.Array, pair: Any) -> tuple[jax.Array, jax.Array]:
+                def again(c: jax.Array, _: None) -> tuple[jax.Array, None]:
+                    return jnp.tanh(c @ ws["inner"]), None
+
+                c = jnp.tanh(c @ pair[0]) @ ws["shared"] + c @ pair[1].T
+                return jax.lax.scan(again, c, length=2)[0], jnp.sum(c)
+
+            y, sums = jax.lax.scan(layer, x, (ws["a"], ws["b"]), reverse=reverse)
+            return jnp.mean(y**2) + 0.1 * jnp.mean(sums)
+
+        made, grads = jax.value_and_grad(loss)(ws)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, ws, grads), made
+
+    rng = np.random.default_rng(0)
+    shapes = {"a": (3, 32, 32), "b": (3, 32, 32), "shared": (32, 32), "inner": (32, 32)}
+    ws = {k: 0.2 * rng.standard_normal(s, dtype=np.float32) for k, s in shapes.items()}
+    x = rng.standard_normal((64, 32), dtype=np.float32)
+    pins = {
+        "ws/a": (None, None, "data"), "ws/b": (None, "data", None),
+        "ws/shared": (None, "data"), "ws/inner": (None, "data"), "x": ("data", None),
+    }  # fmt: skip
+    planned = autopar.parallelize(step, cluster="8xh100", mesh=8, pins=pins).planned(ws, x)
+    (part,) = planned.program.parts
+    loop = next(s for s in part.listing.block.instructions if isinstance(s, Loop))
+    assert sorted(dim for _, dim in loop.turned) == [1, 1, 2]  # and "inner" is in order
+    mesh = shape_with_axis(planned.plan.mesh)
+    (source,) = Interface(planned.trace, planned.program, (mesh,)).sources("cpu", False)
+    *found, loss = source.jitted(bind_mesh(mesh, tuple(range(8))))(*jax.tree.leaves(ws), x)
+    wanted, made = jax.jit(step)(ws, x)
+    np.testing.assert_allclose(np.asarray(loss), np.asarray(made), rtol=1e-5)
+    for new, old in zip(found, jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(np.asarray(new), np.asarray(old), rtol=1e-4, atol=1e-6)

@@ -17,7 +17,7 @@ from autopar.passes.shard.model.decisions import Choice, Decision, Place, Readin
 from autopar.passes.shard.optimal import plan_of
 from autopar.passes.shard.recipes.incumbent import known_solution
 from autopar.passes.shard.solver.effort import QUICK, Effort
-from autopar.passes.shard.solver.heuristic import first_choice, min_memory
+from autopar.passes.shard.solver.heuristic import min_memory
 from autopar.passes.shard.solver.problem import Floats, Narrowed, Problem, narrow, needed_bytes
 from autopar.passes.shard.solver.solve import solve
 
@@ -62,9 +62,9 @@ class Case:
         return self.posed.reading.decisions[node]
 
     def around(self, fixed: Mapping[int, int]) -> tuple[int, ...]:
-        """A good assignment with some nodes fixed, found without search; () where none is."""
+        """A good assignment with some nodes fixed, soon found; () where none is."""
         narrowed, _ = _fixed(self, fixed)
-        inside = first_choice(narrowed.problem)
+        inside = solve(narrowed.problem, None, QUICK).choice
         return narrowed.restore(inside) if inside else ()
 
     def plan(self, choice: tuple[int, ...]) -> ShardingPlan:

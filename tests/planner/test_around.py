@@ -1,0 +1,38 @@
+"""A plan that waits long is looked around; see `around_moves`."""
+
+from __future__ import annotations
+
+import pytest
+
+import autopar
+from autopar.ir.sharding_plan import Status
+from autopar.planner import plan as planning
+from autopar.planner.memory_fit import MeshPlan, StepOnMesh
+from examples import gpt
+
+
+def test_of_plans_that_cost_nearly_the_same_one_that_waits_less_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On two hosts the sum of a GPT has gradients summed up over the network trip by trip."""
+
+    def planned() -> autopar.Plan:
+        step = autopar.parallelize(gpt.train_step, cluster="2x8xh100", mesh=(2, 8), cache=False)
+        return step.plan_for(*gpt.example_args())
+
+    found = planned()
+    before: list[MeshPlan] = []
+
+    def as_it_was(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
+        assert step.form is best.form
+        before.append(best)
+        return best
+
+    monkeypatch.setattr(planning, "around_moves", as_it_was)
+    planned()
+    (first,) = before
+    assert found.prediction.seconds < 0.9 * first.seconds
+    assert found.outcome.seconds < 1.02 * first.cost
+    assert first.cost >= found.outcome.bound_seconds
+    assert found.outcome.status is Status.FEASIBLE
+    assert found.outcome.sentence.startswith("Solved around other layouts")
