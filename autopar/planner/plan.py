@@ -161,14 +161,12 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source, fastest: float = m
         raise refusal(contexts[0], plain)
     tried, found = best
     context = tried.context
-    own = tried.step.in_form(found.form)
     if tried.fits:  # where memory binds, the recipes were looked at with all else
         if not tried.step.is_small:
             found = found.told(tried.step, NO_LIMIT_BYTES)
-        found = around_moves(own, found)
         found = best_recipe(tried.step, found, found) or found
-        own = tried.step.in_form(found.form)
-    else:
+    own = tried.step.in_form(found.form)
+    if not tried.fits:
         found = around_arguments(own, found)
     limited = context.request.budget_bytes
     found = found.told(own, NO_LIMIT_BYTES if tried.fits else limited)
@@ -211,6 +209,14 @@ def _best_of(
     rest = [n for n, t in tried.items() if t.fits and n not in found]
     for n in sorted(rest, key=lambda n: (tried[n].roomy.seconds, n)):
         found[n] = plan_on(tried[n], min([fastest, *(f.seconds for f in found.values())]))
+
+    # Of a mesh it is not known how little a plan may wait: the one that would be the fastest if it
+    # waited for nothing is looked around, too.
+    if found:
+        soonest = min(found, key=lambda n: (found[n].seconds, n))
+        promising = min(found, key=lambda n: (found[n].seconds - found[n].spent.exposed, n))
+        for n in dict.fromkeys((soonest, promising)):
+            found[n] = around_moves(tried[n].step.in_form(found[n].form), found[n])
 
     # 2. Nothing comes close to the limit: the meshes that come nearest have a plan, or none has.
     tight = {n: t for n, t in tried.items() if not t.fits and may_be_faster(t.least_seconds)}

@@ -36,3 +36,11 @@ def test_of_plans_that_cost_nearly_the_same_one_that_waits_less_is_taken(
     assert first.cost >= found.outcome.bound_seconds
     assert found.outcome.status is Status.FEASIBLE
     assert found.outcome.sentence.startswith("Solved around other layouts")
+
+
+def test_of_all_meshes_the_one_that_may_wait_least_is_looked_around() -> None:
+    """By their sums alone, one axis over both hosts is the fastest."""
+    step = autopar.parallelize(gpt.train_step, cluster="2x8xh100", cache=False)
+    plan = step.plan_for(*gpt.example_args())
+    assert plan.mesh.sizes == (2, 8)
+    assert plan.outcome.sentence.startswith("Solved around other layouts")
