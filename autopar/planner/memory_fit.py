@@ -51,7 +51,7 @@ _SOME = 800  # ops of a step that is looked around for what it waits for
 _WAITS = 0.1  # of a step's time, from which on it is looked around what it waits for
 _MOVED = 4  # arguments that are looked around
 _WORTH_AROUND = 0.02  # of the seconds, that must be saved to give up the proof of the cheapest plan
-_ALIKE = 0.01  # of the sum, by how much such a plan may look worse and yet be listed
+_NEXT_TO = 0.01  # the least sum: by how much more of it such a plan may cost and yet be listed
 _HOPE = 2.0  # times the limit, what a plan may hold from which others are sought that keep it
 
 
@@ -719,7 +719,7 @@ def around_moves(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
         around = (case.around({**fixed, node: c}) for c in range(len(problem.costs[node])))
         found = sorted((problem.seconds(key), key) for key in around if key)
         for seconds, key in found:
-            if seconds > found[0][0] * (1 + _ALIKE):
+            if seconds > found[0][0] * (1 + _NEXT_TO):
                 break
             plan = step.lowered(case.plan(key), setting)
             if plan.seconds < fastest.seconds * (1 - _NO_GAIN) and fits(plan, limit):

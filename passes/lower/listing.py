@@ -19,12 +19,12 @@ same of it by itself, so without this a plan would count what no device sends, c
 
 And some keep compilers for GPUs from what they had better not do:
 
-    `filters_apart`      an update that waits for a sum shares no kernel with a filter's cast
-    `gradients_in_rows`  no update runs in the order in which cuDNN makes a filter's gradient
-    `sums_before_joins`  no kernel that puts pieces together computes a long sum, item by item
-    `products_swapped`   no scores lie in columns, of which a softmax sums up rows
+    `filters_apart`        an update that waits for a sum shares no kernel with a filter's cast
+    `gradients_in_rows`    no update runs in the order in which cuDNN makes a filter's gradient
+    `sums_before_joins`    no kernel that puts pieces together computes a long sum, item by item
+    `products_swapped`     no scores lie in columns, of which a softmax sums up rows
     `gathers_as_they_lie`  no stack is written once more for a loop, in the order of its dims
-    `sums_in_parts`      no sum of rows is left to a few blocks
+    `sums_in_parts`        no sum of rows is left to a few blocks
 """
 
 from __future__ import annotations
