@@ -100,10 +100,14 @@ def results(count: int, devices: int, scenario: str, *texts: str) -> list[Any]:
 
 
 class BrokenJob(Exception):
-    """A process of a job ended, or hung, in a scenario; `is_hung` tells which."""
+    """Processes of a job ended, or hung, in a scenario; `is_hung` tells which.
 
-    def __init__(self, is_hung: bool, said: str) -> None:
-        super().__init__(f"{'it hangs' if is_hung else 'a process ended'}:\n{said[-4000:]}")
+    What each said comes in the order in which they ended: others fail of the first.
+    """
+
+    def __init__(self, is_hung: bool, said: Sequence[str]) -> None:
+        how = "it hangs" if is_hung else "a process ended"
+        super().__init__("\n".join([f"{how}:", *said]))
         self.is_hung = is_hung
 
 
@@ -148,8 +152,8 @@ class StandingJob:
                     ended.append(number)
         if silent := [*ended, *waiting.values()]:
             self._kill()
-            said = (self._logs[n].read_text(errors="replace") for n in silent)
-            broken = BrokenJob(bool(waiting), max(said, key=len))
+            said = ((n, self._logs[n].read_text(errors="replace")) for n in silent)
+            broken = BrokenJob(bool(waiting), [f"process {n}:\n{log[-4000:]}" for n, log in said])
             self.close()
             raise broken
         return [found[number] for number in range(len(self._workers))]

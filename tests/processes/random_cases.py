@@ -181,7 +181,7 @@ def outcomes(
                 found = faults(case, exact, jobs.parts((count, devices), folder, words), wanted)
             except BrokenJob as error:
                 outcome = "hangs" if error.is_hung else "breaks"
-                yield {**row, "outcome": outcome, "why": str(error)[-4000:]}
+                yield {**row, "outcome": outcome, "why": str(error)}
                 continue
             equal = "equal in every bit" if exact else "equal"
             yield {**row, "outcome": "differs" if found else equal, "why": found[:5]}
