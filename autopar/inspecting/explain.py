@@ -2,7 +2,7 @@
 
 1. The subject is found: an argument by path or pattern, an op by kind, line or module.
 2. Those that read it are followed, past casts and moves, and told in sentences.
-3. The other choices of its decision are priced, with everything else chosen anew.
+3. The other choices of its decision are priced, with all that depends on it chosen anew.
 """
 
 from __future__ import annotations

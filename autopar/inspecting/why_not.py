@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.errors import ArgumentError, InfeasibleError
+from autopar.errors import ArgumentError
 from autopar.inspecting.compare import moved, traffic_changes
 from autopar.inspecting.loaded_plan import Listed, LoadedPlan
 from autopar.inspecting.reshardable_unit import (
@@ -23,7 +23,8 @@ from autopar.passes.base import Pins
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.diagnose.why import case_of, homed
 from autopar.passes.shard.model.pins import resolve_pins, show_spec
-from autopar.planner.memory_fit import MeshContext, MeshPlan, plan_on, refusal, try_mesh
+from autopar.planner.best_mesh import best_of
+from autopar.planner.memory_fit import MeshContext, MeshPlan, refusal
 from autopar.planner.remat import Form
 from autopar.planner.request import Request, pins_on
 
@@ -133,10 +134,10 @@ class _Asking:
             origin.memory_bytes, self.every, remat=False,
         )  # fmt: skip
         site, form = MeshContext.of(plan.mesh, request), Form(None, unit.graph, plan.recomputation)
-        try:
-            found = plan_on(try_mesh(site, form))
-        except InfeasibleError:
+        best = best_of([site], form)
+        if best is None:
             return str(refusal(site, form))
+        (_, found) = best
         before = unit.weighed(unit.kept, plan.outcome.seconds)
         return [_Pair(unit, before, self._nearest(unit, found))]
 

@@ -21,11 +21,13 @@ from autopar.ir.stages import Submesh
 from autopar.passes.base import NO_LIMIT_BYTES, AbstractSharding, Setting, Watcher
 from autopar.passes.lower.listing import lower_graph
 from autopar.passes.pipeline import PassPipeline
-from autopar.passes.shard.diagnose.why import Case, case_of
+from autopar.passes.shard.diagnose.why import Case, anew, case_of
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.read import Readings
 from autopar.passes.shard.model.residuals import Residuals
-from autopar.passes.shard.optimal import EVERY_BYTE, MinMemory, Optimal, Priced
+from autopar.passes.shard.optimal import EVERY_BYTE, MinMemory, Optimal, Priced, plan_of
+from autopar.passes.shard.recipes.incumbent import known_solution
+from autopar.passes.shard.solver.heuristic import light_answers
 from autopar.passes.shard.solver.problem import Problem, needed_bytes
 from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.placed_stages import PlacedStages, SubmeshContext, place_whole
@@ -262,6 +264,19 @@ class StepOnMesh:
         recipe, tables = self.context.request.shard.recipe, self.context.tables
         shard = MinMemory(recipe, tables, lambda: self.priced)
         return self._planned(shard, self.context.request.budget_bytes)
+
+    @property
+    def light(self) -> Sequence[MeshPlan]:
+        """Plans that hold little, the fastest first; of a deep step only the lightest."""
+        posed, setting = self.priced.within(EVERY_BYTE), self.context.setting(NO_LIMIT_BYTES)
+        problem = posed.assembled.problem
+        answers = light_answers(problem, posed.assembled.copies) if self.is_small else ()
+        plans = list[MeshPlan]()
+        for choice in dict.fromkeys(answers):
+            solution = known_solution(problem, choice, "The fastest that was found to hold little.")
+            sharding = plan_of(posed.reading, posed.assembled, solution, self.context.mesh)
+            plans.append(self.lowered(sharding, setting))
+        return sorted(plans, key=lambda p: p.seconds) or [self.lightest]
 
     def _solved(self, shard: Optimal, memory_bytes: int) -> MeshPlan:
         planned = self._planned(shard, memory_bytes)
@@ -596,7 +611,7 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
         steps = [step for step, _ in known.values()]
         leanest = max(steps, key=lambda s: s.form.recomputed.saved_bytes, default=None)
         if leanest is not None and leanest.may_fit():
-            yield leanest.lightest
+            yield from _light(leanest)
 
     return fit_within(limit, solve, lightest=lightest()).best
 
@@ -712,18 +727,18 @@ def around_moves(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
     if not (waits and few and on_gpu) or context.request.method != "auto":
         return best
     case, limit = step.case_of(best, NO_LIMIT_BYTES), context.request.budget_bytes
-    problem, setting = case.posed.assembled.problem, context.setting(limit)
+    setting = context.setting(limit)
     fixed: dict[int, int] = {}
     fastest = best
     for node in _longest_moved(case, best)[:_MOVED]:
-        around = (case.around({**fixed, node: c}) for c in range(len(problem.costs[node])))
-        found = sorted((problem.seconds(key), key) for key in around if key)
-        for seconds, key in found:
+        around = [anew(case, {**fixed, node: c}, limit) for c in range(len(case.choices(node)))]
+        found = sorted((a.seconds, a.choice) for a in around if a.choice)
+        for seconds, choice in found:
             if seconds > found[0][0] * (1 + _NEXT_TO):
                 break
-            plan = step.lowered(case.plan(key), setting)
+            plan = step.lowered(case.plan(choice), setting)
             if plan.seconds < fastest.seconds * (1 - _NO_GAIN) and fits(plan, limit):
-                fastest, fixed[node] = plan, key[node]
+                fastest, fixed[node] = plan, choice[node]
     if fastest.seconds > best.seconds * (1 - _WORTH_AROUND):
         return best
     return fastest.told_as(best, "Solved around other layouts of what is moved longest.")
@@ -747,13 +762,12 @@ def _other_layouts(step: StepOnMesh, best: MeshPlan, memory_bytes: int) -> Itera
     # 1. One argument is laid otherwise: the rest, with moves beside work, and with all waited for.
     for all_exposed in (False, True):
         case = step.case_of(best, memory_bytes, all_exposed)
-        problem, best_sum = case.posed.assembled.problem, case.seconds
         found.setdefault(case.chosen, (math.inf, case))
         for node in _largest_arguments(case, best):
             for choice in range(len(case.choices(node))):
-                key = case.around({node: choice})
-                if key and key not in found:
-                    found[key] = problem.seconds(key) / best_sum, case
+                answer = anew(case, {node: choice}, memory_bytes)
+                if answer.choice and answer.choice not in found:
+                    found[answer.choice] = answer.seconds / case.seconds, case
     # 2. Those whose sums are near.
     near = sorted((share, key) for key, (share, _) in found.items() if share <= 1 + _AROUND)
     for _, key in near[:_LISTED]:
@@ -769,15 +783,16 @@ def _largest_arguments(case: Case, plan: MeshPlan) -> list[int]:
     return list(dict.fromkeys(place.decision for place in places if place is not None))
 
 
+def _light(step: StepOnMesh) -> Iterator[MeshPlan]:
+    """Plans that hold little, none made before it is asked for."""
+    yield from step.light
+
+
 def _sharded_more(tried: TriedMesh) -> MeshPlan:
     """A plan within the limit, by sharding alone."""
     step, limit = tried.step, tried.context.request.budget_bytes
-
-    def lightest() -> Iterator[MeshPlan]:
-        yield step.lightest
-
     found = fit_within(
-        limit, step.within, [tried.roomy], tried.within, lightest(),
+        limit, step.within, [tried.roomy], tried.within, _light(step),
         counted=lambda plan: plan.counted_bytes,
     ).best  # fmt: skip
     if found is None:

@@ -3,12 +3,12 @@
     source, request             the step and its traces; what is asked for, and the passes for it
        |
        |  one program                              stages or microbatches
-       |    1. candidates: meshes                    1. slice into microbatches and layers
-       |    2. each sharded without a limit          2. price each class of layers on each
-       |    3. where memory binds: shard more,          submesh and mesh (stage_table)
-       |       recompute, or take a recipe           3. search stages, submeshes, schedule
-       |       (memory_fit, remat)                   4. shard each submesh within its memory
-       |    4. the fastest that fits                     (submesh_sharding)
+       |    1. each mesh sharded without a limit     1. slice into microbatches and layers
+       |    2. where memory binds: shard more,       2. price each class of layers on each
+       |       recompute, or take a recipe              submesh and mesh (stage_table)
+       |       (memory_fit, remat)                   3. search stages, submeshes, schedule
+       |    3. the fastest that fits, or a           4. shard each submesh within its memory
+       |       faster one beside it (best_mesh)         (submesh_sharding)
        v                                             v
     StagePrograms               one part WHOLE on one submesh, or parts F B W on many
        |
@@ -20,7 +20,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -39,23 +38,13 @@ from autopar.ir.graph import Graph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Outcome, Status
 from autopar.ir.text import limit_gib, show_bytes, show_seconds
-from autopar.passes.base import NO_LIMIT_BYTES, Pins, Watcher
+from autopar.passes.base import Pins, Watcher
 from autopar.passes.shard.model.read import Readings
+from autopar.planner.best_mesh import best_of
 from autopar.planner.companion import plan_companion, request_on, shared_state
 from autopar.planner.family import plan_family
 from autopar.planner.fit_within import fits
-from autopar.planner.memory_fit import (
-    MeshContext,
-    MeshPlan,
-    StepOnMesh,
-    TriedMesh,
-    around_arguments,
-    around_moves,
-    best_recipe,
-    plan_on,
-    refusal,
-    try_mesh,
-)
+from autopar.planner.memory_fit import MeshContext, StepOnMesh, refusal, try_mesh
 from autopar.planner.planned import Planned, make_plan
 from autopar.planner.remat import Form, form_of
 from autopar.planner.request import Request, is_small
@@ -64,13 +53,9 @@ from autopar.planner.stage_search import FoundStages, search_stages
 from autopar.progress import LOGGER
 from autopar.rules import unknown_ops
 
-_NO_GAIN = 1e-9
 _MICROBATCHES = (2, 4, 8, 16, 32, 64)  # tried for a step that does not fit
 _FEW = 200  # ops up to which all of them may be
 _MORE_DEVICES = (2, 4, 8, 16)  # times
-_KEPT = 20_000_000  # prices of a step on all meshes that are kept until one is chosen
-_MESHES = 8  # where memory binds, that are gone into
-_NEAREST = 2  # meshes that are gone into before it is said that none has a plan
 
 
 def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()) -> Planned:
@@ -154,95 +139,18 @@ def _plan_one_program(
 def _plan_on(contexts: Sequence[MeshContext], source: Source, fastest: float = math.inf) -> Planned:
     """The best plan of one program on some meshes."""
     plain = source.plain
-    best = _best_of(contexts, plain, fastest)
+    best = best_of(contexts, plain, fastest)
     if best is None and fastest < math.inf:
         raise InfeasibleError("no plan of one program was found that may be as fast")
     if best is None:
         raise refusal(contexts[0], plain)
-    tried, found = best
-    context = tried.context
-    if tried.fits:  # where memory binds, the recipes were looked at with all else
-        if not tried.step.is_small:
-            found = found.told(tried.step, NO_LIMIT_BYTES)
-        found = best_recipe(tried.step, found, found) or found
-    own = tried.step.in_form(found.form)
-    if not tried.fits:
-        found = around_arguments(own, found)
-    limited = context.request.budget_bytes
-    found = found.told(own, NO_LIMIT_BYTES if tried.fits else limited)
+    context, found = best
     request, programs = context.request, found.programs
     trace = MicrobatchTrace.of_whole(found.form.traced)
     layers_of = (len(programs.placed.stages.layers.layers),)
     recomputed = found.form.recomputed
     plan = make_plan(source, request, trace, programs, found.outcome, layers_of, recomputed)
     return Planned(source, request, trace, plan, programs, context)
-
-
-def _best_of(
-    contexts: Sequence[MeshContext], plain: Form, fastest: float
-) -> tuple[TriedMesh, MeshPlan] | None:
-    """The mesh of the fastest plan with it; None where no plan is found, or none as fast.
-
-    Every mesh is tried without a limit. Those where that does not fit take long: they are gone into
-    where a plan is known that comes near, and where they promise more than a plan that fits.
-    """
-    # 1. Every mesh without a limit; and those where that fits.
-    tried: dict[int, TriedMesh] = {}
-    found: dict[int, MeshPlan] = {}
-    kept = 0
-    for n, context in enumerate(contexts):
-        start = time.perf_counter()
-        with suppress(InfeasibleError):
-            on_mesh = try_mesh(context, plain)
-            if on_mesh.fits and on_mesh.step.is_small:
-                found[n] = plan_on(on_mesh)
-            kept += on_mesh.entries
-            tried[n] = on_mesh if kept <= _KEPT or len(contexts) == 1 else on_mesh.put_by()
-        for watcher in context.watchers:
-            text = f"{n + 1} of {len(contexts)}"
-            watcher.after("mesh", text, tried.get(n), time.perf_counter() - start)
-
-    def may_be_faster(seconds: float) -> bool:
-        return seconds <= fastest and all(seconds < f.seconds for f in found.values())
-
-    # Of deep steps those that promise most first, and none that cannot be faster than these.
-    rest = [n for n, t in tried.items() if t.fits and n not in found]
-    for n in sorted(rest, key=lambda n: (tried[n].roomy.seconds, n)):
-        found[n] = plan_on(tried[n], min([fastest, *(f.seconds for f in found.values())]))
-
-    # Of a mesh it is not known how little a plan may wait: the one that would be the fastest if it
-    # waited for nothing is looked around, too.
-    if found:
-        soonest = min(found, key=lambda n: (found[n].seconds, n))
-        promising = min(found, key=lambda n: (found[n].seconds - found[n].spent.exposed, n))
-        for n in dict.fromkeys((soonest, promising)):
-            found[n] = around_moves(tried[n].step.in_form(found[n].form), found[n])
-
-    # 2. Nothing comes close to the limit: the meshes that come nearest have a plan, or none has.
-    tight = {n: t for n, t in tried.items() if not t.fits and may_be_faster(t.least_seconds)}
-    near = sorted((n for n, t in tight.items() if t.is_near), key=lambda n: tight[n].nearest_bytes)
-    gone: list[int] = []
-    if not found and near and not tight[near[0]].is_close:
-        for n in near[:_NEAREST]:
-            gone.append(n)
-            with suppress(InfeasibleError):
-                found[n] = plan_on(tight[n])
-                break
-        else:
-            return None
-    # 3. The most promising of the others. A single one may yet be faster by recomputing.
-    others = [n for n in near if n not in gone]
-    limited = {n: tight[n].limited() if len(tight) > 1 else tight[n] for n in others}
-    for n in sorted(limited, key=lambda n: (limited[n].promise, n))[:_MESHES]:
-        if may_be_faster(limited[n].least_seconds):
-            with suppress(InfeasibleError):
-                most = min([fastest, *(f.seconds for f in found.values())])
-                found[n] = plan_on(limited[n], most)
-    best: int | None = None
-    for n in sorted(found):
-        if best is None or found[n].seconds < found[best].seconds * (1 - _NO_GAIN):
-            best = n
-    return (tried[best], found[best]) if best is not None else None
 
 
 def _in_stages(source: Source, request: Request, found: FoundStages) -> Planned:

@@ -101,7 +101,7 @@ def _alternatives(found: Explanation) -> Iterator[RenderableType]:
         return
     rows = [(other.choice, *_figures(found.price, other)) for other in found.alternatives]
     columns = ("choice", ">predicted step", ">", ">memory a device")
-    yield Table("Alternatives, each with everything else solved again", columns, rows)
+    yield Table("Alternatives, each with all that depends on it solved again", columns, rows)
     groups: dict[tuple[str, ...], list[Alternative]] = {}
     for other in found.alternatives:
         if other.refusal or abs(_more(found.price, other)) > _EQUAL:

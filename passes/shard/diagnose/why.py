@@ -61,12 +61,6 @@ class Case:
         """The decision of a node."""
         return self.posed.reading.decisions[node]
 
-    def around(self, fixed: Mapping[int, int]) -> tuple[int, ...]:
-        """A good assignment with some nodes fixed, soon found; () where none is."""
-        narrowed, _ = _fixed(self, fixed)
-        inside = solve(narrowed.problem, None, QUICK).choice
-        return narrowed.restore(inside) if inside else ()
-
     def plan(self, choice: tuple[int, ...]) -> ShardingPlan:
         """The sharding plan of an assignment."""
         posed = self.posed
@@ -132,7 +126,10 @@ def unbound(
 
 
 def others(case: Case, node: int, limit_bytes: float) -> list[tuple[int, Answer]]:
-    """The other choices of a node with the rest chosen anew around each, the cheapest first.
+    """The other choices of a node, around each anew what depends on it; the cheapest first.
+
+    All else stays as in the plan, which may not be the cheapest by this sum: of choices that have
+    nothing to do with this one a listing may have told that others take less.
 
     Of a problem so large that it would take long, only the choices that look best when the nodes
     around them give way are solved.
@@ -144,7 +141,8 @@ def others(case: Case, node: int, limit_bytes: float) -> list[tuple[int, Answer]
     if len(picks) > most:
         seconds = _given_way(case, node)
         picks = sorted(picks, key=lambda c: (float(seconds[c]), c))[:most]
-    found = [(c, anew(case, {node: c}, limit_bytes)) for c in picks]
+    around = ((c, anew(case, {node: c}, limit_bytes)) for c in picks)
+    found = [(c, _nearest(case, answer, node, limit_bytes)) for c, answer in around]
     return sorted(found, key=lambda o: (o[1].seconds, o[0]))
 
 
@@ -163,6 +161,22 @@ def anew(case: Case, fixed: Mapping[int, int], limit_bytes: float) -> Answer:
         return Answer((), float("inf"), needed)
     choice = homed(case, narrowed.restore(choice), fixed, limit_bytes)
     return Answer(choice, case.posed.assembled.problem.seconds(choice), needed)
+
+
+def _nearest(case: Case, found: Answer, node: int, limit_bytes: float) -> Answer:
+    """An answer with all put back that has nothing to do with a node, where that fits.
+
+              node
+    changed   x x x   x x        the island around the node stays changed,
+    answer    x x x   . .        the other is as in the plan
+    """
+    problem = replace(case.posed.assembled.problem, limit_bytes=limit_bytes)
+    changed = {v for v, c in enumerate(found.choice) if c != case.chosen[v]}
+    (own,) = (island for island in _islands(problem, changed | {node}) if node in island)
+    near = tuple(c if v in own else case.chosen[v] for v, c in enumerate(found.choice))
+    if not near or not problem.fits(near):
+        return found
+    return replace(found, choice=near, seconds=problem.seconds(near))
 
 
 def _within(problem: Problem, start: tuple[int, ...]) -> tuple[int, ...]:
