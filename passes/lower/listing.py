@@ -73,6 +73,7 @@ from autopar.rules import primitive, primitive_names
 
 _BARRIER = "optimization_barrier"
 _CAST, _CONVOLUTION = "convert_element_type", "conv_general_dilated"
+_AS_FILTER = (_CAST, "rev", "transpose")  # as which a convolution may read one
 _SUMS = ("add", "add_any")
 _EXTREMES = ("reduce_max", "reduce_min")
 # Graphs tell all that these do; they leave out the code that others have in a parameter.
@@ -609,7 +610,8 @@ def filters_apart(graph: Graph, block: Block) -> Block:
         dx = convolution(dy, w16)                     dx = convolution(dy, kernel(w))
                                                       new = kernel(w', dw)
 
-    Filters that are gathered first are cast before that, by kernels of their own.
+    So it is where a backward pass reads a filter turned around and not cast. Filters that are
+    gathered first are cast before that, by kernels of their own.
     """
     if all(op.kind != _CONVOLUTION for op in graph.walk()):
         return block
@@ -627,7 +629,7 @@ def filters_apart(graph: Graph, block: Block) -> Block:
             continue
         if op.kind == _CONVOLUTION:
             filters.add(names_read(step)[1])
-        elif op.kind == _CAST:
+        elif op.kind in _AS_FILTER:
             filters.update(names_read(step) if filters.intersection(names_made(step)) else ())
         else:
             reading = [other for name in names_made(step) for other in readers.get(name, ())]

@@ -186,6 +186,33 @@ def test_the_update_of_a_filter_shares_no_kernel_with_its_cast() -> None:
         assert not any(isinstance(s, Fence) for s in other.block.instructions)
 
 
+def test_the_update_of_a_filter_shares_no_kernel_with_what_turns_it_around() -> None:
+    """A backward pass in full precision reads it so; it waited for the filter's own all-reduce."""
+
+    def convolved(w: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+        def loss_of(w: Any) -> jax.Array:
+            h = x
+            for name in ("first", "second"):
+                h = lax.conv_general_dilated(
+                    jnp.tanh(h), w[name], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+                )
+            return jnp.sum(h**2)
+
+        loss, grads = jax.value_and_grad(loss_of)(w)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), loss
+
+    filters = dict.fromkeys(("first", "second"), jax.ShapeDtypeStruct((3, 3, 64, 64), "float32"))
+    x = jax.ShapeDtypeStruct((64, 8, 8, 64), "float32")
+    graph, listing = _listing(convolved, filters, x, "dp")
+    name = next(i.value.name for i in graph.inputs if "second" in i.path)
+    runs = [s for s in listing.block.instructions if isinstance(s, LocalOp)]
+    kinds = {
+        read: sorted(graph.op_at(s.equation).kind for s in runs if read in s.operands)
+        for read in (name, f"{name}.late")
+    }
+    assert kinds == {name: ["conv_general_dilated", "rev"], f"{name}.late": ["sub"]}
+
+
 def test_the_gradient_of_a_filter_is_turned_over_before_the_update() -> None:
     """cuDNN makes it with the output features outermost: the update would run in that order."""
     taps = {
