@@ -1083,8 +1083,8 @@ class _Writer:
         )
 
 
-# XLA combines these with their like; each of the others runs by itself.
-_COMBINED = ("all-gather", "all-reduce", "reduce-scatter")
+# XLA combines these with their like, one kind after the other; each of the others runs by itself.
+COMBINED = ("all-gather", "all-reduce", "reduce-scatter")
 
 
 def moves_by_piece(block: Block) -> Mapping[str, tuple[Move, int]]:
@@ -1126,7 +1126,7 @@ def _move_kernels(
         kernel = Kernel(
             i, (name,), sources, only.nbytes if is_between else 0,
             in_place=only.kind == "all-reduce" and len(own) == 1,
-            group=group if only.kind in _COMBINED else None,
+            group=group if only.kind in COMBINED else None,
             # How much is combined counts by what comes out.
             moved_bytes=out if scattered else only.nbytes,
             is_early=gathered, part=j,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autopar.cost.kernels import NUMBER_BYTES, Kernel, Stored
+from autopar.cost.kernels import COMBINED, NUMBER_BYTES, Kernel, Stored
 
 # Collectives of a kind, axes and dtype are combined up to so many bytes.
 COMBINED_BYTES = 30 * 2**20
@@ -15,6 +16,7 @@ COMBINED_BYTES = 30 * 2**20
 # throughout, show three.
 _AHEAD = 3
 _MUCH = 16  # times more that a light kernel reads than it makes
+_SUMMED = 2  # numbers: more are a sum of many
 
 
 def combined(stored: Stored) -> Stored:
@@ -28,13 +30,14 @@ def combined(stored: Stored) -> Stored:
     for group in _groups(stored):
         first, *others = group
         kernel = kernels[first]
-        reduces = kernel.group is not None and kernel.group[0] == "all-reduce"
         gone.update(others)
         kernels[first] = replace(
             kernel,
             makes=tuple(m for k in group for m in stored.kernels[k].makes),
             reads=frozenset[str]().union(*(stored.kernels[k].reads for k in group)),
-            scratch_bytes=sum(stored.kernels[k].moved_bytes for k in group) if reduces else 0,
+            scratch_bytes=(
+                sum(stored.kernels[k].moved_bytes for k in group) if _is_all_reduce(kernel) else 0
+            ),
         )
     if not gone:
         return stored
@@ -45,51 +48,112 @@ def combined(stored: Stored) -> Stored:
 def _groups(stored: Stored) -> list[list[int]]:
     """Collectives that run as one, by their indices: as many equal ones in turn as may.
 
-    XLA takes gathers as it visits them from the first output on, and what sums from the last one
-    on; that is how 60 compiled steps have it. One that is too large for any other stays alone.
+    XLA combines gathers, then all-reduces, then what sums and scatters. Of those that are left it
+    takes the first one that it visits, and those alike until one does not fit. That all which they
+    read is then visited before them may change the order of the others. One that is too large for
+    any other stays alone.
     """
     kernels = stored.kernels
     collectives = [k for k, kernel in enumerate(kernels) if kernel.group is not None]
     behind = _waited_for(kernels)  # of each collective, those that it waits for, as bits
-    alike: dict[tuple[str, tuple[str, ...], str], list[int]] = {}
-    for c, k in enumerate(collectives):
-        group = kernels[k].group
-        if group is not None and kernels[k].moved_bytes <= COMBINED_BYTES:
-            alike.setdefault(group, []).append(c)
-    gathers: Sequence[int] = range(len(kernels))
-    sums = gathers
-    if stored.visits and any(len(equal) > 1 for equal in alike.values()):
-        visits = [(stored.visit(kernel.makes[0])[0], k) for k, kernel in enumerate(kernels)]
-        order = [k for _, k in sorted(visits)]
-        gathers = _places(order)
-        needs = [sorted(need, key=visits.__getitem__, reverse=True) for need in needed(kernels)]
-        sums = _places(_visited(needs, order[::-1]))
+    visits = _Visits(stored)
     groups: list[list[int]] = []
-    for (kind, _, _), equal in alike.items():
-        places = gathers if kind == "all-gather" else sums
-        taken: list[int] = []
-        bits = waits = nbytes = 0
-        for c in sorted(equal, key=lambda c: places[collectives[c]]):
-            moved = kernels[collectives[c]].moved_bytes
-            if nbytes + moved > COMBINED_BYTES or behind[c] & bits or waits >> c & 1:
-                groups.append(sorted(taken))
+    for kind in COMBINED:
+        left, alike = list[int](), Counter[object]()
+        for c, k in enumerate(collectives):
+            kernel = kernels[k]
+            if kernel.group and kernel.group[0] == kind and kernel.moved_bytes <= COMBINED_BYTES:
+                left.append(c)
+                alike[kernel.group] += 1
+        is_sorted = max(alike.values(), default=0) < 2
+        while left:
+            if not is_sorted:
+                places = visits.places()
+                left.sort(key=lambda c: places[collectives[c]])
+                is_sorted = True
+            taken, bits, waits, nbytes = list[int](), 0, 0, 0
+            for c in left:
+                kernel = kernels[collectives[c]]
+                if kernel.group != kernels[collectives[left[0]]].group:
+                    continue
+                moved = kernel.moved_bytes
+                if nbytes + moved > COMBINED_BYTES or behind[c] & bits or waits >> c & 1:
+                    break
+                taken.append(c)
+                bits |= 1 << c
+                waits |= behind[c]
+                nbytes += moved
+            left = [c for c in left if not bits >> c & 1]
+            groups.append(sorted(collectives[c] for c in taken))
+            if len(taken) > 1:
                 _joined(behind, bits, waits)
-                taken, bits, waits, nbytes = [], 0, 0, 0
-            taken.append(collectives[c])
-            bits |= 1 << c
-            waits |= behind[c]
-            nbytes += moved
-        groups.append(sorted(taken))
-        _joined(behind, bits, waits)
+                visits.join([collectives[c] for c in taken])
+                is_sorted = not any(waits >> c & 1 for c in left)
     return groups
 
 
-def _places(order: Sequence[int]) -> Sequence[int]:
-    """The place of each kernel in an order of all."""
-    places = [0] * len(order)
-    for place, k in enumerate(order):
-        places[k] = place
-    return places
+class _Visits:
+    """The order in which XLA visits kernels: operands before results, the first output's first.
+
+    A kernel has numbers as its first operands, and of a sum of many numbers, such as a global norm,
+    the last: each sum that is fused into the next one brings what it adds up behind the others.
+
+        ((a + b) + c) + d    is read as    d, c, a, b
+
+    What runs as one is visited in the place of its first, and its operands in turn.
+    """
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+        self._needs: list[list[int]] = []
+        self._first = list(range(len(stored.kernels)))  # of those that each one runs with
+
+    def places(self) -> Sequence[int]:
+        """The place of each kernel; in the order of the listing where nothing tells of visits."""
+        if not self._stored.visits:
+            return range(len(self._first))
+        if not self._needs:
+            self._read()
+        first = self._first
+        needs = [list(dict.fromkeys(first[n] for n in need)) for need in self._needs]
+        places = [0] * len(first)
+        for place, k in enumerate(_visited(needs, [first[k] for k in self._starts])):
+            places[k] = place
+        return places
+
+    def join(self, kernels: Sequence[int]) -> None:
+        """Have kernels run as one from now on."""
+        one, *others = kernels
+        for k in others:
+            self._first[k] = one
+            if self._needs:
+                self._needs[one] += self._needs[k]
+
+    def _read(self) -> None:
+        stored, kernels = self._stored, self._stored.kernels
+        visits = [(stored.visit(kernel.makes[0])[0], k) for k, kernel in enumerate(kernels)]
+        numbers = [sum(stored.nbytes.get(m, 0) for m in k.makes) <= NUMBER_BYTES for k in kernels]
+        read = set[int]()
+        for k, need in enumerate(needed(kernels)):
+            adds_up = numbers[k] and len(need) > _SUMMED
+            found = sorted(need, key=visits.__getitem__, reverse=adds_up)
+            self._needs.append(sorted(found, key=lambda n: not numbers[n]))
+            read.update(need)
+        order = sorted(range(len(kernels)), key=visits.__getitem__)
+        self._starts = [*(k for k in order if k not in read), *order]
+        # The loss of logits that are split over devices is summed up by what works out, of most of
+        # the same sums of rows, the gradients' shares.
+        for k, need in enumerate(self._needs):
+            if numbers[k] and need and all(_is_all_reduce(kernels[n]) for n in need):
+                shared = [0 if numbers[o] else len({*need} & {*self._needs[o]}) for o in order]
+                most = max(shared)
+                if most:
+                    other = order[shared.index(most)]
+                    self._needs[other] = list(dict.fromkeys([*self._needs[other], *need]))
+
+
+def _is_all_reduce(kernel: Kernel) -> bool:
+    return kernel.group is not None and kernel.group[0] == "all-reduce"
 
 
 def _waited_for(kernels: Sequence[Kernel]) -> list[int]:

@@ -147,23 +147,64 @@ def test_collectives_that_wait_for_each_other_in_turn_stay_apart() -> None:
     assert [k.makes for k in combined(step).kernels] == [("A", "B"), ("R",), ("S",)]
 
 
-def test_gathers_are_combined_from_the_first_output_on_and_sums_from_the_last() -> None:
-    # Each output is gathered or summed alone, and two of them may run as one. XLA begins with the
-    # last output's sum and with the first output's gather.
-    def groups(kind: str) -> list[tuple[str, ...]]:
-        kernels = [
-            Kernel(
-                k, (name,), frozenset(), group=(kind, ("data",), "f32"),
-                moved_bytes=COMBINED_BYTES // 2,
-            )
-            for k, name in enumerate("ACB")
-        ]  # fmt: skip
-        visits = {name: at for at, name in enumerate("ABC")}
-        step = Stored(tuple(kernels), dict.fromkeys("ABC", 1), frozenset("ABC"), visits=visits)
-        return [k.makes for k in combined(step).kernels]
+def combining(*steps: tuple[str, str], visited: str = "", nbytes: int = 4) -> list[str]:
+    """What is combined of steps by what each makes and reads; what capitals make are gradients.
 
-    assert groups("all-gather") == [("A", "B"), ("C",)]
-    assert groups("reduce-scatter") == [("A",), ("C", "B")]
+    They are summed up, and two of them may run as one.
+    """
+    group = ("all-reduce", ("data",), "f32")
+    kernels = [
+        Kernel(k, (made,), frozenset(reads), group=group, moved_bytes=COMBINED_BYTES // 2)
+        if made.isupper()
+        else Kernel(k, (made,), frozenset(reads))
+        for k, (made, reads) in enumerate(steps)
+    ]
+    sizes = {made: nbytes if made.isdigit() else 2**20 for made, _ in steps}
+    visits = {name: at for at, name in enumerate(visited)}
+    step = Stored(tuple(kernels), sizes, frozenset(), visits=visits)
+    return ["".join(k.makes) for k in combined(step).kernels if k.makes[0].isupper()]
+
+
+def test_collectives_are_combined_from_the_first_output_on() -> None:
+    assert combining(("A", ""), ("C", ""), ("B", ""), visited="ABC") == ["AB", "C"]
+    assert combining(("A", ""), ("C", ""), ("B", "")) == ["AC", "B"]  # in the listing's order
+
+
+def test_of_a_sum_of_numbers_the_last_is_visited_first() -> None:
+    """A global norm of three gradients, which each of the three updates reads before its own."""
+    gradients = ("A", ""), ("B", ""), ("C", "")
+    squares = ("1", "A"), ("2", "B"), ("3", "C")
+    updates = ("a", "A9"), ("b", "B9"), ("c", "C9")
+    visited = "A1B2C39abc"
+    steps = *gradients, *squares, ("9", "123"), *updates
+    assert combining(*steps, visited=visited) == ["A", "BC"]
+    assert combining(*steps, visited=visited, nbytes=2**20) == ["AB", "C"]  # these are no numbers
+
+
+def test_a_loss_is_summed_up_beside_what_reads_the_same_sums_of_rows() -> None:
+    """Of rows that devices share: A and B, which gradients read, and C, which the loss alone does.
+
+    Without the loss C would come last.
+    """
+    gradients = ("g", "AB"), ("D", "g")
+    steps = ("A", ""), ("B", "A"), *gradients, ("C", ""), ("1", "ABC")
+    assert combining(*steps, visited="ABgDC1") == ["A", "BC", "D"]
+    assert combining(*steps[:-1], visited="ABgDC") == ["A", "B", "DC"]
+
+
+def test_what_runs_as_one_has_all_its_operands_visited_before_the_rest() -> None:
+    """Gather Q is visited with gather P, and before it the sum D that it reads: before C and E."""
+    gather, reduce = ("all-gather", ("data",), "f32"), ("all-reduce", ("data",), "f32")
+    kernels = [
+        Kernel(
+            k, (name,), frozenset(reads), group=gather if name in "PQ" else reduce,
+            moved_bytes=COMBINED_BYTES // 2,
+        )
+        for k, (name, reads) in enumerate([("P", ""), ("C", ""), ("E", ""), ("D", ""), ("Q", "D")])
+    ]  # fmt: skip
+    visits = {name: at for at, name in enumerate("PCEDQ")}
+    step = Stored(tuple(kernels), dict.fromkeys("PQCDE", 1), frozenset("PQCDE"), visits=visits)
+    assert [k.makes for k in combined(step).kernels] == [("P", "Q"), ("C", "D"), ("E",)]
 
 
 def test_one_that_is_too_large_is_passed_over() -> None:
