@@ -144,11 +144,12 @@ class _Visits:
         # The loss of logits that are split over devices is summed up by what works out, of most of
         # the same sums of rows, the gradients' shares.
         for k, need in enumerate(self._needs):
-            if numbers[k] and need and all(_is_all_reduce(kernels[n]) for n in need):
-                shared = [0 if numbers[o] else len({*need} & {*self._needs[o]}) for o in order]
-                most = max(shared)
-                if most:
-                    other = order[shared.index(most)]
+            if numbers[k] and len(need) > 1 and all(_is_all_reduce(kernels[n]) for n in need):
+                rows = {*need}
+                others = [o for o in order if not numbers[o]]
+                shared = [len(rows.intersection(self._needs[o])) for o in others]
+                if any(shared):
+                    other = others[shared.index(max(shared))]
                     self._needs[other] = list(dict.fromkeys([*self._needs[other], *need]))
 
 
