@@ -72,12 +72,14 @@ class Case:
 class Answer:
     """The cheapest assignment where some nodes are fixed: () at infinity where none fits.
 
-    `needed_bytes` are what any such assignment holds at least.
+    `needed_bytes` are what any such assignment holds at least; it `is_bound` where what would be
+    cheapest without a limit holds too much.
     """
 
     choice: tuple[int, ...]
     seconds: float
     needed_bytes: float
+    is_bound: bool = False
 
 
 def case_of(posed: Posed, plan: ShardingPlan, reuse_gathered: bool) -> Case:
@@ -129,7 +131,8 @@ def others(case: Case, node: int, limit_bytes: float) -> list[tuple[int, Answer]
     """The other choices of a node, around each anew what depends on it; the cheapest first.
 
     All else stays as in the plan, which may not be the cheapest by this sum: of choices that have
-    nothing to do with this one a listing may have told that others take less.
+    nothing to do with this one a listing may have told that others take less. Where memory binds,
+    all choices have to do with each other.
 
     Of a problem so large that it would take long, only the choices that look best when the nodes
     around them give way are solved.
@@ -141,8 +144,9 @@ def others(case: Case, node: int, limit_bytes: float) -> list[tuple[int, Answer]
     if len(picks) > most:
         seconds = _given_way(case, node)
         picks = sorted(picks, key=lambda c: (float(seconds[c]), c))[:most]
-    around = ((c, anew(case, {node: c}, limit_bytes)) for c in picks)
-    found = [(c, _nearest(case, answer, node, limit_bytes)) for c, answer in around]
+    found = [(c, anew(case, {node: c}, limit_bytes)) for c in picks]
+    if not anew(case, {}, limit_bytes).is_bound:
+        found = [(c, a if a.is_bound else _nearest(case, a, node)) for c, a in found]
     return sorted(found, key=lambda o: (o[1].seconds, o[0]))
 
 
@@ -154,28 +158,29 @@ def anew(case: Case, fixed: Mapping[int, int], limit_bytes: float) -> Answer:
     narrowed, start = _fixed(case, fixed)
     within = replace(narrowed.problem, limit_bytes=limit_bytes)
     choice = solve(replace(narrowed.problem, usages=()), lambda: start, QUICK).choice
-    if choice and not within.fits(choice):
+    is_bound = bool(choice) and not within.fits(choice)
+    if is_bound:
         choice = _within(within, start)
     needed = needed_bytes(within)
     if not choice:
-        return Answer((), float("inf"), needed)
+        return Answer((), float("inf"), needed, is_bound)
     choice = homed(case, narrowed.restore(choice), fixed, limit_bytes)
-    return Answer(choice, case.posed.assembled.problem.seconds(choice), needed)
+    return Answer(choice, case.posed.assembled.problem.seconds(choice), needed, is_bound)
 
 
-def _nearest(case: Case, found: Answer, node: int, limit_bytes: float) -> Answer:
-    """An answer with all put back that has nothing to do with a node, where that fits.
+def _nearest(case: Case, found: Answer, node: int) -> Answer:
+    """An answer with all put back that has nothing to do with a node.
 
               node
     changed   x x x   x x        the island around the node stays changed,
     answer    x x x   . .        the other is as in the plan
     """
-    problem = replace(case.posed.assembled.problem, limit_bytes=limit_bytes)
+    if not found.choice:
+        return found
+    problem = case.posed.assembled.problem
     changed = {v for v, c in enumerate(found.choice) if c != case.chosen[v]}
     (own,) = (island for island in _islands(problem, changed | {node}) if node in island)
     near = tuple(c if v in own else case.chosen[v] for v, c in enumerate(found.choice))
-    if not near or not problem.fits(near):
-        return found
     return replace(found, choice=near, seconds=problem.seconds(near))
 
 
