@@ -265,9 +265,11 @@ class StepOnMesh:
         shard = MinMemory(recipe, tables, lambda: self.priced)
         return self._planned(shard, self.context.request.budget_bytes)
 
-    @property
-    def light(self) -> Sequence[MeshPlan]:
-        """Plans that hold little, the fastest first; of a deep step only the lightest."""
+    def light(self) -> Iterator[MeshPlan]:
+        """Plans that hold little, the fastest first; of a deep step only the lightest.
+
+        None is made before the first is asked for.
+        """
         posed, setting = self.priced.within(EVERY_BYTE), self.context.setting(NO_LIMIT_BYTES)
         problem = posed.assembled.problem
         answers = light_answers(problem, posed.assembled.copies) if self.is_small else ()
@@ -276,7 +278,7 @@ class StepOnMesh:
             solution = known_solution(problem, choice, "The fastest that was found to hold little.")
             sharding = plan_of(posed.reading, posed.assembled, solution, self.context.mesh)
             plans.append(self.lowered(sharding, setting))
-        return sorted(plans, key=lambda p: p.seconds) or [self.lightest]
+        yield from sorted(plans, key=lambda p: p.seconds) or [self.lightest]
 
     def _solved(self, shard: Optimal, memory_bytes: int) -> MeshPlan:
         planned = self._planned(shard, memory_bytes)
@@ -611,7 +613,7 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
         steps = [step for step, _ in known.values()]
         leanest = max(steps, key=lambda s: s.form.recomputed.saved_bytes, default=None)
         if leanest is not None and leanest.may_fit():
-            yield from _light(leanest)
+            yield from leanest.light()
 
     return fit_within(limit, solve, lightest=lightest()).best
 
@@ -783,16 +785,11 @@ def _largest_arguments(case: Case, plan: MeshPlan) -> list[int]:
     return list(dict.fromkeys(place.decision for place in places if place is not None))
 
 
-def _light(step: StepOnMesh) -> Iterator[MeshPlan]:
-    """Plans that hold little, none made before it is asked for."""
-    yield from step.light
-
-
 def _sharded_more(tried: TriedMesh) -> MeshPlan:
     """A plan within the limit, by sharding alone."""
     step, limit = tried.step, tried.context.request.budget_bytes
     found = fit_within(
-        limit, step.within, [tried.roomy], tried.within, _light(step),
+        limit, step.within, [tried.roomy], tried.within, step.light(),
         counted=lambda plan: plan.counted_bytes,
     ).best  # fmt: skip
     if found is None:

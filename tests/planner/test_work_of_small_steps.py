@@ -141,7 +141,7 @@ def test_of_plans_that_hold_little_the_fastest_comes_first() -> None:
     form = Form(None, traced(step, *args).graph)
     context = MeshContext.of(MeshShape.of((4, 4, 4)), Request(Cluster.parse("v5p:4x4x4")))
     on_mesh = StepOnMesh(context, form)
-    light = on_mesh.light
+    light = list(on_mesh.light())
     assert len(light) > 1
     assert [p.seconds for p in light] == sorted(p.seconds for p in light)
     assert min(p.peak_bytes for p in light) == on_mesh.lightest.peak_bytes
