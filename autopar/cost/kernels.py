@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from autopar.cost.layouts import wasted_bytes
@@ -286,7 +286,7 @@ class _Writer:
             self._nbytes[name] = 0
         self._behind[name] = frozenset((name,))
 
-    def visit(self, i: int, step: ListingStep, roots: int) -> None:
+    def visit(self, i: int, step: ListingStep, roots: Set[int]) -> None:
         """Fuse an instruction into its readers, or write its kernel."""
         copies = i in self._line.copied
         convolution = self._convolution_before(i)
@@ -307,7 +307,7 @@ class _Writer:
             return
         if self._line.copied and self._line.fused[i]:
             self._computed[self._line.makes[i][0]] = sources, nbytes[0]
-        readers = min(_READERS, roots.bit_count())
+        readers = min(_READERS, len(roots))
         may_fuse = readers and i not in self._line.repeated and not self._adds_to_product(i)
         if may_fuse and self._fused(i, step, sources, sum(nbytes), readers):
             return
@@ -878,14 +878,14 @@ class _Writer:
                 self._sizes.platform == "gpu" and op is not None
                 and sum(dear.values()) < nbytes and not self._is_spread(i, op)
             )  # fmt: skip
-            beside = self._loaded_beside(i) if is_cheap else dict[str, int]()
+            beside = self._loaded_beside(i) if is_cheap else dict[str, frozenset[int]]()
             for piece in _pieces(sources):
                 if piece in self._line.fills:  # XLA loads it only later, if it is there anyway
                     continue
                 loaded = picked.get(piece, 0) or self._loaded_for(piece, op, nbytes)
-                others = self._line.roots[i] & ~beside.get(piece, 0)
+                others = self._line.roots[i] - beside.get(piece, frozenset())
                 once += loaded
-                again += loaded * min(readers, others.bit_count())
+                again += loaded * min(readers, len(others))
             is_turned = self._is_turned_over(i, sources, nbytes)
             if is_turned or again > once + nbytes * (1 + readers):
                 if self._sizes.platform == "gpu" and not is_turned:
@@ -927,11 +927,8 @@ class _Writer:
         ):  # fmt: skip
             return False
         orders = set[tuple[int, ...]]()
-        roots = line.roots[i] & (1 << len(line.makes)) - 1  # the copies are none of its shape
-        while roots:
-            kernel = roots.bit_length() - 1
-            roots ^= 1 << kernel
-            for made in line.makes[kernel]:
+        for kernel in line.roots[i]:
+            for made in line.makes[kernel] if kernel < len(line.makes) else ():  # not of copies
                 orders.update(self._taken_by_products(made, op.results[0].shape))
         return any(
             [d for d in one if d in other] != [d for d in other if d in one]
@@ -998,7 +995,7 @@ class _Writer:
         readers = (line.ops[j] for name in line.makes[i] for j in line.readers.get(name, ()))
         return any(r is not None and r.results and r.results[0].item_count > items for r in readers)
 
-    def _loaded_beside(self, i: int) -> Mapping[str, int]:
+    def _loaded_beside(self, i: int) -> Mapping[str, frozenset[int]]:
         """By piece that an instruction is computed of, the kernels that load it anyway, as bits.
 
         y = f(x, mean)    dx = g(dy, x, mean, y > 0)    y > 0 costs dx no loading of x
@@ -1014,20 +1011,20 @@ class _Writer:
                 way.add(at)
                 front += line.reads[at]
         # 2. From each piece that counts to the kernels that read it, but not by this instruction.
-        found = dict[str, int]()
+        found = dict[str, frozenset[int]]()
         for name in pieces:
             behind = _pieces(self._behind.get(name, _NONE))
             if all(self._nbytes.get(piece, 0) <= NUMBER_BYTES for piece in behind):
                 continue
-            bits, front, seen = 0, [name], {i}
+            kernels, front, seen = set[int](), [name], {i}
             while front:
                 for j in line.readers.get(front.pop(), ()):
                     if j in way and j not in seen:
                         front += line.makes[j]
                     elif j not in seen and line.alive[j]:
-                        bits |= line.roots[j] or 1 << j
+                        kernels |= line.roots[j] or {j}
                     seen.add(j)
-            found.update((piece, found.get(piece, 0) | bits) for piece in behind)
+            found.update((p, found.get(p, frozenset()) | kernels) for p in behind)
         return found
 
     def _picked_share(self, i: int, step: LocalOp | Move | Loop) -> float:

@@ -49,6 +49,7 @@ _HALVES, _AT_ONCE = frozenset({"bf16", "f16"}), 8
 
 
 # So many times over, beside once for itself, no kernel of XLA for GPUs computes what it could load.
+_NONE = frozenset[int]()
 _MANY_TIMES, _ITSELF = 3.0, -1
 
 # A number that is everywhere, its dtype and the shape.
@@ -85,9 +86,9 @@ class Line:
     fused: list[bool] = field(default_factory=list[bool])
     # Anyone wants it.
     alive: list[bool] = field(default_factory=list[bool])
-    # Into which kernels it may be fused: bit j is kernel j, and of a copy those behind it. 0 where
-    # the result is stored in any case.
-    roots: list[int] = field(default_factory=list[int])
+    # Into which kernels it may be fused, and of a copy those behind it: none where the result is
+    # stored in any case.
+    roots: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
     # Those that one kernel would compute many times over.
     repeated: set[int] = field(default_factory=set[int])
 
@@ -684,12 +685,12 @@ def _is_zeros(op: Op | None) -> bool:
 def _find_roots(line: Line, wanted: Set[str]) -> None:
     """Notes what is wanted of a line whose block gives back some values, and its roots."""
     count = len(line.ops)
-    line.alive, line.roots = [False] * count, [0] * count
+    line.alive, line.roots = [False] * count, [_NONE] * count
     alive, roots, loaded, readers = line.alive, line.roots, line.loaded, line.readers
-    copies: dict[str, int] = {}  # bits of kernels that write a value in another order
+    copies: dict[str, int] = {}  # kernels that write a value in another order
     for i in range(count - 1, -1, -1):
         fusible = line.fused[i]
-        found, used = 0, False
+        found, used = set[frozenset[int]](), False
         for m in line.makes[i]:
             used = used or m in wanted
             fusible = fusible and m not in loaded
@@ -699,11 +700,11 @@ def _find_roots(line: Line, wanted: Set[str]) -> None:
                     copy = line.copied[j].get(m) if j in line.copied else None
                     if copy in line.grouped:
                         copy = line.grouped[copy].turned or copy
-                    bit = j if copy is None else copies.setdefault(copy, count + len(copies))
-                    found |= roots[j] or 1 << bit
+                    own = j if copy is None else copies.setdefault(copy, count + len(copies))
+                    found.add(roots[j] or frozenset((own,)))
         alive[i] = used
         if fusible:
-            roots[i] = found
+            roots[i] = next(iter(found)) if len(found) == 1 else _NONE.union(*found)
 
 
 def _find_repeated(line: Line) -> None:
@@ -721,7 +722,7 @@ def _find_repeated(line: Line) -> None:
     for i in range(len(line.ops) - 1, -1, -1):
         op, own = line.ops[i], dict[tuple[int, int], float]()
         readers = {j for m in line.makes[i] for j in line.readers.get(m, ()) if line.alive[j]}
-        for j in readers if line.roots[i].bit_count() == 1 else ():
+        for j in readers if len(line.roots[i]) == 1 else ():
             reader = line.ops[j]
             if not line.roots[j]:
                 own[j, _ITSELF] = 1.0

@@ -669,7 +669,7 @@ class _Walk:
         for name, number in line.counted.items():
             mask, roots = stored_as.get(number), line.roots[line.maker[name]]
             for kernel in body.kernels if mask is not None else ():
-                if kernel.at >= 0 and roots >> kernel.at & 1:
+                if kernel.at in roots:
                     made = kernel.makes[0]
                     read[made] = read.get(made, _NONE) | {str(mask)}
         return read
