@@ -164,7 +164,9 @@ def _waited_for(kernels: Sequence[Kernel]) -> list[int]:
     for kernel in kernels:
         waits = 0
         for name in kernel.reads:
-            waits |= after.get(name, 0)
+            before = after.get(name, 0)
+            both = waits | before  # one object for what waits for the same
+            waits = waits if both == waits else before if both == before else both
         if kernel.group is not None:
             found.append(waits)
             waits |= 1 << len(found) - 1
@@ -175,10 +177,10 @@ def _waited_for(kernels: Sequence[Kernel]) -> list[int]:
 
 def _joined(behind: list[int], taken: int, waits: int) -> None:
     """Has all that waits for one of the taken collectives wait for each, and for what those do."""
-    if taken & taken - 1:  # more than one
-        for c, before in enumerate(behind):
-            if taken >> c & 1 or before & taken:
-                behind[c] = (before | waits | taken) & ~(1 << c)
+    for c, before in enumerate(behind):
+        known = before & taken  # who waits for all of them waits for what they do already
+        if known != taken and (known or taken >> c & 1):
+            behind[c] = (before | waits | taken) & ~(1 << c)
 
 
 @dataclass

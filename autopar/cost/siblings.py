@@ -95,7 +95,9 @@ def with_equals_across(stored: Stored, across: Sequence[Across | None]) -> Store
     for k, kernel in enumerate(kernels):
         before = 0
         for name in kernel.reads:
-            before |= behind.get(name, 0)
+            its = behind.get(name, 0)
+            both = before | its  # one object for what waits for the same
+            before = before if both == before else its if both == its else both
         if k in bits:
             waits[k] = before
             before |= bits[k]
@@ -116,7 +118,8 @@ def with_equals_across(stored: Stored, across: Sequence[Across | None]) -> Store
             bits_of_both = bits[first] | bits[k]
             bits[first], waits[first] = bits_of_both, waits[first] | waits[k]
             for other, its in waits.items():
-                if its & bits_of_both:
+                known = its & bits_of_both  # who waits for both waits for what they do already
+                if known and known != bits_of_both:
                     waits[other] = its | bits_of_both | waits[first]
         for operand in near[k]:
             reading.setdefault(operand, {})[first] = None
@@ -159,7 +162,10 @@ def with_sums_by_makers(
         all_waits = own
         for m in around:
             all_waits |= waits[m] | bits.get(m, 0)
-        waits = [before | all_waits if before & own else before for before in waits]
+        for m, before in enumerate(waits):
+            known = before & own  # who waits for all of them waits for what they do already
+            if known and known != own:
+                waits[m] = before | all_waits
         for m in both:
             waits[m] |= all_waits
     joined = {group[0]: group for group in groups.values() if len(group) > 1}
