@@ -50,6 +50,7 @@ _HALVES, _AT_ONCE = frozenset({"bf16", "f16"}), 8
 
 # So many times over, beside once for itself, no kernel of XLA for GPUs computes what it could load.
 _NONE = frozenset[int]()
+_ROOTS = 64  # so many are told: of a sum over a deep step, every update is one
 _MANY_TIMES, _ITSELF = 3.0, -1
 
 # A number that is everywhere, its dtype and the shape.
@@ -86,8 +87,8 @@ class Line:
     fused: list[bool] = field(default_factory=list[bool])
     # Anyone wants it.
     alive: list[bool] = field(default_factory=list[bool])
-    # Into which kernels it may be fused, and of a copy those behind it: none where the result is
-    # stored in any case.
+    # Into which kernels it may be fused, and of a copy those behind it, the first of many: none
+    # where the result is stored in any case.
     roots: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
     # Those that one kernel would compute many times over.
     repeated: set[int] = field(default_factory=set[int])
@@ -704,7 +705,8 @@ def _find_roots(line: Line, wanted: Set[str]) -> None:
                     found.add(roots[j] or frozenset((own,)))
         alive[i] = used
         if fusible:
-            roots[i] = next(iter(found)) if len(found) == 1 else _NONE.union(*found)
+            every = next(iter(found)) if len(found) == 1 else _NONE.union(*found)
+            roots[i] = every if len(every) <= _ROOTS else frozenset(sorted(every)[:_ROOTS])
 
 
 def _find_repeated(line: Line) -> None:
