@@ -296,7 +296,17 @@ def test_every_kernel_counts_that_may_compute_a_value() -> None:
         returns='%a "a", %b "b", ' + ", ".join(f'%d{k} "d{k}"' for k in range(63)),
     )  # fmt: skip
     line = read_line(listing(graph).block, Sizes(graph, ONE, "tpu"))
-    assert line.roots[0].bit_count() == 2
+    assert len(line.roots[0]) == 2
+
+
+def test_of_very_many_kernels_that_may_compute_a_value_the_first_are_told() -> None:
+    """A global norm of a deep step is read by every update: all of them, of each of its parts,
+    would take memory by the square of the depth."""
+    products = [dot(f"%d{k}", "%x", "%t") for k in range(300)]
+    returned = ", ".join(f'%d{k} "d{k}"' for k in range(300))
+    graph = graph_of(element("%t", "neg", "%x"), *products, returns=returned)
+    line = read_line(listing(graph).block, Sizes(graph, ONE, "tpu"))
+    assert sorted(line.roots[0]) == list(range(1, 65))
 
 
 def test_a_loop_on_gpus_holds_what_it_gathers_for_the_next_trip() -> None:
