@@ -47,7 +47,7 @@ def best_of(
     if tried.fits:  # where memory binds, the recipes were looked at with all else
         if not tried.step.is_small:
             best = best.told(tried.step, NO_LIMIT_BYTES)
-        best = best_recipe(tried.step, best, best) or best
+        best = best_recipe(tried, best, best) or best
     own = tried.step.in_form(best.form)
     if not tried.fits:
         best = around_arguments(own, best)
