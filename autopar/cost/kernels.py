@@ -996,7 +996,7 @@ class _Writer:
         return any(r is not None and r.results and r.results[0].item_count > items for r in readers)
 
     def _loaded_beside(self, i: int) -> Mapping[str, frozenset[int]]:
-        """By piece that an instruction is computed of, the kernels that load it anyway, as bits.
+        """By piece that an instruction is computed of, the kernels that load it anyway.
 
         y = f(x, mean)    dx = g(dy, x, mean, y > 0)    y > 0 costs dx no loading of x
         """

@@ -49,9 +49,10 @@ _HALVES, _AT_ONCE = frozenset({"bf16", "f16"}), 8
 
 
 # So many times over, beside once for itself, no kernel of XLA for GPUs computes what it could load.
+_MANY_TIMES, _ITSELF = 3.0, -1
+
 _NONE = frozenset[int]()
 _ROOTS = 64  # so many are told: of a sum over a deep step, every update is one
-_MANY_TIMES, _ITSELF = 3.0, -1
 
 # A number that is everywhere, its dtype and the shape.
 Fill = tuple[str, str, tuple[int, ...]]

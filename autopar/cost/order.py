@@ -86,7 +86,9 @@ def _groups(stored: Stored) -> list[list[int]]:
             left = [c for c in left if not bits >> c & 1]
             groups.append(sorted(collectives[c] for c in taken))
             if len(taken) > 1:
-                _joined(behind, bits, waits)
+                wait_for_all(behind, bits, waits | bits)
+                for c in taken:
+                    behind[c] = (behind[c] | waits | bits) & ~(1 << c)
                 visits.join([collectives[c] for c in taken])
                 is_sorted = not any(waits >> c & 1 for c in left)
     return groups
@@ -157,30 +159,38 @@ def _is_all_reduce(kernel: Kernel) -> bool:
     return kernel.group is not None and kernel.group[0] == "all-reduce"
 
 
-def _waited_for(kernels: Sequence[Kernel]) -> list[int]:
+def _waited_for(kernels: Sequence[Kernel]) -> dict[int, int]:
     """The collectives that each one waits for, in the order of the listing, as bits."""
-    found: list[int] = []
+    found: dict[int, int] = {}
     after: dict[str, int] = {}  # of each piece, the collectives that it was made after
     for kernel in kernels:
         waits = 0
         for name in kernel.reads:
-            before = after.get(name, 0)
-            both = waits | before  # one object for what waits for the same
-            waits = waits if both == waits else before if both == before else both
+            waits = either(waits, after.get(name, 0))
         if kernel.group is not None:
-            found.append(waits)
-            waits |= 1 << len(found) - 1
+            own = 1 << len(found)
+            found[len(found)] = waits
+            waits |= own
         if waits:
             after.update(dict.fromkeys(kernel.makes, waits))
     return found
 
 
-def _joined(behind: list[int], taken: int, waits: int) -> None:
-    """Has all that waits for one of the taken collectives wait for each, and for what those do."""
-    for c, before in enumerate(behind):
-        known = before & taken  # who waits for all of them waits for what they do already
-        if known != taken and (known or taken >> c & 1):
-            behind[c] = (before | waits | taken) & ~(1 << c)
+def either(one: int, other: int) -> int:
+    """The bits of both: the same object where one has them all, as most of a deep step do."""
+    both = one | other
+    return one if both == one else other if both == other else both
+
+
+def wait_for_all(waits: dict[int, int], joined: int, for_these: int) -> None:
+    """Has what waits for one of the joined, as bits, wait for all of them and what these wait for.
+
+    Who waits for all of them already waits for the rest, too.
+    """
+    for k, before in waits.items():
+        known = before & joined
+        if known and known != joined:
+            waits[k] = before | for_these
 
 
 @dataclass

@@ -20,7 +20,7 @@ from autopar.cost.few_blocks import LONGEST_COLUMN
 from autopar.cost.kernels import COPY, LARGE_ON_TPU_BYTES, NUMBER_BYTES, Kernel, Stored
 from autopar.cost.line import read_line
 from autopar.cost.ops import summed_dims
-from autopar.cost.order import as_one, needed
+from autopar.cost.order import as_one, either, needed, wait_for_all
 from autopar.cost.sizes import Sizes
 from autopar.ir.listing import Block, LocalOp
 from autopar.ir.values import item_bytes
@@ -95,9 +95,7 @@ def with_equals_across(stored: Stored, across: Sequence[Across | None]) -> Store
     for k, kernel in enumerate(kernels):
         before = 0
         for name in kernel.reads:
-            its = behind.get(name, 0)
-            both = before | its  # one object for what waits for the same
-            before = before if both == before else its if both == its else both
+            before = either(before, behind.get(name, 0))
         if k in bits:
             waits[k] = before
             before |= bits[k]
@@ -117,10 +115,7 @@ def with_equals_across(stored: Stored, across: Sequence[Across | None]) -> Store
             groups[first] += groups.pop(k)
             bits_of_both = bits[first] | bits[k]
             bits[first], waits[first] = bits_of_both, waits[first] | waits[k]
-            for other, its in waits.items():
-                known = its & bits_of_both  # who waits for both waits for what they do already
-                if known and known != bits_of_both:
-                    waits[other] = its | bits_of_both | waits[first]
+            wait_for_all(waits, bits_of_both, bits_of_both | waits[first])
         for operand in near[k]:
             reading.setdefault(operand, {})[first] = None
     return as_one(stored, groups.values())
@@ -144,7 +139,7 @@ def with_sums_by_makers(
         (k, n) for k, shape in enumerate(summed) if shape for n in needs[k] if made[n] == shape
     ]
     bits = {k: 1 << b for b, k in enumerate(sorted({k for pair in pairs for k in pair}))}
-    waits = [0] * len(needs)  # those of them that each kernel waits for, as bits
+    waits = dict.fromkeys(range(len(needs)), 0)  # those of them that each kernel waits for, as bits
     for k, need in enumerate(needs):
         for n in need:
             waits[k] |= waits[n] | bits.get(n, 0)
@@ -162,10 +157,7 @@ def with_sums_by_makers(
         all_waits = own
         for m in around:
             all_waits |= waits[m] | bits.get(m, 0)
-        for m, before in enumerate(waits):
-            known = before & own  # who waits for all of them waits for what they do already
-            if known and known != own:
-                waits[m] = before | all_waits
+        wait_for_all(waits, own, all_waits)
         for m in both:
             waits[m] |= all_waits
     joined = {group[0]: group for group in groups.values() if len(group) > 1}

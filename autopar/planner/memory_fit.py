@@ -641,7 +641,7 @@ def best_recipe(
     room = NO_LIMIT_BYTES
     if not small:
         auto = auto.told(step, room)
-    elif not fits(roomy, request.budget_bytes):
+    elif not tried.fits:
         room = int(_NEAR * request.budget_bytes)
 
     def promised() -> Iterator[str]:
