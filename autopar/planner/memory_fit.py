@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from functools import cached_property
 from autopar.cost.memory import held_bytes
 from autopar.cost.sizes import Sizes
 from autopar.cost.timeline import Seconds, timed_listing
-from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
+from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError, PinError
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Listing
 from autopar.ir.sharding import MeshShape
@@ -581,8 +582,25 @@ def _faster_again(tried: TriedMesh, best: MeshPlan | None) -> MeshPlan | None:
 
 
 def refusal(context: MeshContext, plain: Form) -> AutoparError:
-    """Why a step has no plan on a mesh: what cannot be kept together, and which limit would do."""
-    return context.optimal().refusal(plain.graph, context.setting(context.request.budget_bytes))
+    """Why a step has no plan on a mesh: what cannot be kept together, and which limit would do.
+
+    It is told of the form that can hold the least.
+    """
+    form, setting = leanest(context, plain), context.setting(context.request.budget_bytes)
+    return context.optimal().refusal(form.graph, setting, recomputes=form is not plain)
+
+
+def leanest(context: MeshContext, plain: Form) -> Form:
+    """The form of a step that holds the least on a mesh: as it is, or with all made again."""
+    if not context.request.remat or plain.trace is None:
+        return plain
+    step = StepOnMesh(context, plain)
+    with suppress(InfeasibleError, PinError):  # pins that leave no plan, say
+        recomputed = step.roomy().leaner_forms.within(0)
+        if recomputed is not None:
+            lean = step.in_form(form_of(plain, recomputed, context.request.rules))
+            return min((step, lean), key=lambda s: s.lightest.peak_bytes).form
+    return plain
 
 
 def _recomputed(tried: TriedMesh) -> MeshPlan | None:
@@ -594,13 +612,14 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
     context, plain = tried.context, tried.step.form
     limit, forms = context.request.budget_bytes, tried.roomy.leaner_forms
     known: dict[tuple[str, ...], tuple[StepOnMesh, MeshPlan | None]] = {}
+    counted = operator.attrgetter("counted_bytes")
 
     def planned(step: StepOnMesh) -> MeshPlan | None:
         try:
             least = step.cheapest(NO_LIMIT_BYTES)
         except InfeasibleError:
             return None
-        return fit_within(limit, step.within, [least], tries=2).best or least
+        return fit_within(limit, step.within, [least], tries=2, counted=counted).best or least
 
     def solve(allowed: int) -> MeshPlan | None:
         recomputed = forms.within(allowed)
@@ -611,14 +630,16 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
             known[recomputed.values] = step, planned(step)
         return known[recomputed.values][1]
 
-    def lightest() -> Iterator[MeshPlan | None]:
-        yield solve(0)
-        steps = [step for step, _ in known.values()]
-        leanest = max(steps, key=lambda s: s.form.recomputed.saved_bytes, default=None)
-        if leanest is not None and leanest.may_fit():
-            yield from leanest.light()
-
-    return fit_within(limit, solve, lightest=lightest()).best
+    # 1. As little again as it takes.
+    best = fit_within(limit, solve).best or solve(0)
+    # 2. If it takes all of it, the plans of that form which hold little may be as fast.
+    steps = [step for step, _ in known.values()]
+    leanest = max(steps, key=lambda s: s.form.recomputed.saved_bytes, default=None)
+    light = list[MeshPlan]()
+    if leanest is not None and (best is None or best.form is leanest.form) and leanest.may_fit():
+        light = [plan for plan in leanest.light() if fits(plan, limit)]
+    able = [*light, *([best] if best is not None and fits(best, limit) else [])]
+    return min(able, key=lambda plan: plan.seconds, default=None)
 
 
 def best_recipe(
@@ -796,7 +817,7 @@ def _sharded_more(tried: TriedMesh) -> MeshPlan:
     step, limit = tried.step, tried.context.request.budget_bytes
     found = fit_within(
         limit, step.within, [tried.roomy], tried.within, step.light(),
-        counted=lambda plan: plan.counted_bytes,
+        counted=operator.attrgetter("counted_bytes"),
     ).best  # fmt: skip
     if found is None:
         raise MemoryLimitError(f"the lightest plan on ({tried.context.mesh}) does not fit")

@@ -37,16 +37,16 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.graph import Graph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Outcome, Status
-from autopar.ir.text import limit_gib, show_bytes, show_seconds
+from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.base import Pins, Watcher
 from autopar.passes.shard.model.read import Readings
 from autopar.planner.best_mesh import best_of
 from autopar.planner.companion import plan_companion, request_on, shared_state
 from autopar.planner.family import plan_family
 from autopar.planner.fit_within import fits
-from autopar.planner.memory_fit import MeshContext, StepOnMesh, refusal, try_mesh
+from autopar.planner.memory_fit import MeshContext, StepOnMesh, leanest, refusal
 from autopar.planner.planned import Planned, make_plan
-from autopar.planner.remat import Form, form_of
+from autopar.planner.remat import Form
 from autopar.planner.request import Request, is_small
 from autopar.planner.sliced_step import Source
 from autopar.planner.stage_search import FoundStages, search_stages
@@ -174,32 +174,11 @@ def _in_stages(source: Source, request: Request, found: FoundStages) -> Planned:
 
 
 def _remedies(source: Source, request: Request) -> str:
-    """A sentence on recomputing, microbatches and more devices: what fits, or that none does."""
-    able = [
-        *_with_recomputing(source, request),
-        *_with_microbatches(source, request),
-        *_with_more_devices(source.plain, request),
-    ]
+    """A sentence on microbatches and more devices: what fits, or that neither does."""
+    able = [*_with_microbatches(source, request), *_with_more_devices(source.plain, request)]
     if not able:
         return "Neither microbatches nor more devices of the kind were found to make it fit."
     return f"Planned and found to fit: {', '.join(able)}."
-
-
-def _with_recomputing(source: Source, request: Request) -> Iterator[str]:
-    """The limit that does where as much as possible is made again for the backward pass."""
-    if not request.remat:
-        return
-    context = MeshContext.of(_meshes(request)[0], request)
-    with suppress(AutoparError):  # pins that leave no plan, say
-        leaner = try_mesh(context, source.plain).roomy.leaner_forms.within(0)
-        if leaner is None:
-            return
-        form = form_of(source.plain, leaner, request.rules)
-        gib = limit_gib(StepOnMesh(context, form).lightest.peak_bytes)
-        asked = replace(request, memory_bytes=int(gib * 2**30))
-        if asked.budget_bytes <= request.cluster.memory_bytes:
-            peak = show_bytes(_plan_one_program(source, asked, ()).plan.prediction.peak_bytes)
-            yield f"memory_gb={gib:g}, by recomputing ({peak} a device)"
 
 
 def _with_microbatches(source: Source, request: Request) -> Iterator[str]:
@@ -240,6 +219,7 @@ def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
     cluster = request.cluster
     if request.mesh is not None and not request.mesh.names:
         return
+    form = leanest(MeshContext.of(_meshes(request)[0], request), plain)
     for factor in _MORE_DEVICES:
         try:
             larger = cluster.times(factor)
@@ -250,7 +230,7 @@ def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
             wider = replace(wider, sizes=(factor * wider.sizes[0], *wider.sizes[1:]))
         asked = replace(request, cluster=larger, memory_bytes=request.budget_bytes, mesh=wider)
         for mesh in _meshes(asked)[:1]:
-            step = StepOnMesh(MeshContext.of(mesh, asked), plain)
+            step = StepOnMesh(MeshContext.of(mesh, asked), form)
             with suppress(AutoparError):  # pins that do not divide, say
                 found = step.lightest if step.may_fit() else None
                 if found is not None and fits(found, asked.budget_bytes):

@@ -56,17 +56,18 @@ class LeanerForms:
     def within(self, allowed_bytes: int) -> Recomputation | None:
         """The cheapest recomputation that should leave no more than so many bytes.
 
-        Where nothing is enough it goes as far as it can; None where that is not worth a plan.
+        Where nothing is enough it goes as far as it can, up to all that scans hold; None where that
+        is not worth a plan.
         """
         limit = self.whole_bytes - (self.peak_bytes - allowed_bytes)
         cuts, peak = self.residuals.tradeoff, self.residuals.peak
         found = least_again(cuts, peak, _MARGIN * limit)
-        if found is None:
-            return None
-        saved = int(self.whole_bytes - found.peak_bytes)
-        if saved <= _WORTH * (self.whole_bytes - limit):
-            return None
-        return Recomputation(self.residuals.values(found.again), found.seconds, saved)
+        again = found.again if found is not None else frozenset[int]()
+        if peak(again) > _MARGIN * limit and self.residuals.stacks:
+            again = min(again, self.residuals.inside_scans, key=peak)
+        recomputed = self._recomputation(again)
+        is_worth = recomputed.saved_bytes > _WORTH * (self.whole_bytes - limit)
+        return recomputed if is_worth else None
 
     def ever_leaner(self, worth_seconds: float) -> Iterator[Recomputation]:
         """Recomputations that may save time, from that which saves most on, if that is so much.

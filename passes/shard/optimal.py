@@ -260,16 +260,21 @@ class Optimal(AbstractSharding):
             return self.priced()
         return self.price(given, setting, setting.pins, self.recipe)
 
-    def refusal(self, given: Graph, setting: Setting) -> AutoparError:
-        """Why there is no plan: what cannot be kept together, and which limit would do."""
-        priced = self.priced_step(given, setting)
-        return self._refused(given, setting, priced.within(EVERY_BYTE)).error()
+    def refusal(self, given: Graph, setting: Setting, recomputes: bool = False) -> AutoparError:
+        """Why there is no plan: what cannot be kept together, and which limit would do.
 
-    def _refused(self, given: Graph, setting: Setting, posed: Posed) -> Refused:
+        It says so where the step already `recomputes` all that saves memory.
+        """
+        priced = self.priced_step(given, setting)
+        return self._refused(given, setting, priced.within(EVERY_BYTE), recomputes).error()
+
+    def _refused(
+        self, given: Graph, setting: Setting, posed: Posed, recomputes: bool = False
+    ) -> Refused:
         def pose(pins: Pins, recipe: AbstractRecipe, loose: frozenset[str]) -> Posed:
             return self.price(given, setting, pins, recipe, loose).within(EVERY_BYTE)
 
-        return Refused(setting, self.recipe, posed, pose, weigher(given, setting))
+        return Refused(setting, self.recipe, posed, pose, weigher(given, setting), recomputes)
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,8 @@ def test_layers_are_made_again_in_segments() -> None:
         assert plan.prediction.peak_bytes <= share * peak
     with pytest.raises(MemoryLimitError) as caught:
         autopar.plan(layers, *given, cluster="8xcpu", memory_gb=0.25 * peak / 2**30)
-    told = re.search(r"memory_gb=([\d.e-]+), by recomputing", str(caught.value))
+    assert "at its peak the step, with all made again that saves memory, holds" in str(caught.value)
+    told = re.search(r"Use a limit of .* \(memory_gb=([\d.e-]+)\)\.", str(caught.value))
     assert told is not None
     plan = autopar.plan(layers, *given, cluster="8xcpu", memory_gb=float(told[1]))
     assert plan.recomputation.values

@@ -68,6 +68,7 @@ class Refused:
     posed: Posed
     pose: Pose
     weigh: WeighChoice
+    recomputes: bool = False
 
     def error(self) -> InfeasibleError | PinError:
         """The error that names the conflict, the values at the peak and the limit that would do."""
@@ -156,10 +157,11 @@ class _Trials:
     def _headline(self, kept: frozenset[int], named: Sequence[Culprit]) -> str:
         setting, least = self._refused.setting, self.least(kept)
         over = least.bound_bytes - setting.memory_bytes
+        again = ", with all made again that saves memory," if self._refused.recomputes else ""
         text = (
             f"no plan on ({setting.mesh}) fits {show_bytes(setting.memory_bytes)} a device: at its "
-            f"peak the step holds {show_bytes(_unsharded(self.posed(kept)))} unsharded, and at "
-            f"least {show_bytes(least.bound_bytes)} a device {_how(named, self._refused.recipe)}"
+            f"peak the step{again} holds {show_bytes(_unsharded(self.posed(kept)))} unsharded, and "
+            f"at least {show_bytes(least.bound_bytes)} a device {_how(named, self._refused.recipe)}"
         )
         if over > 0:
             return f"{text}, {show_bytes(over)} too much."
