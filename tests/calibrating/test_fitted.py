@@ -28,7 +28,9 @@ def other(cluster: Cluster, seed: int, factors: Sequence[float] = (0.2, 0.5, 1, 
     return shifted(cluster, {name: chance.choice(factors) for name in names})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "8xh100" else ()) for n in NAMES]
+)
 def test_figures_come_back_through_noise(name: str) -> None:
     cluster = Cluster.parse(name)
     truth = other(cluster, 1)

@@ -12,16 +12,22 @@ from autopar.planner.memory_fit import MeshPlan, StepOnMesh
 from examples import gpt
 
 
+def planned() -> autopar.Plan:
+    """The plan of a GPT on two hosts."""
+    step = autopar.parallelize(gpt.train_step, cluster="2x8xh100", mesh=(2, 8), cache=False)
+    return step.plan_for(*gpt.example_args())
+
+
+@pytest.fixture(name="found", scope="module")
+def found_plan() -> autopar.Plan:
+    """The same plan for all tests here."""
+    return planned()
+
+
 def test_of_plans_that_cost_nearly_the_same_one_that_waits_less_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
+    found: autopar.Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On two hosts the sum of a GPT has gradients summed up over the network trip by trip."""
-
-    def planned() -> autopar.Plan:
-        step = autopar.parallelize(gpt.train_step, cluster="2x8xh100", mesh=(2, 8), cache=False)
-        return step.plan_for(*gpt.example_args())
-
-    found = planned()
     before: list[MeshPlan] = []
 
     def as_it_was(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
@@ -39,6 +45,7 @@ def test_of_plans_that_cost_nearly_the_same_one_that_waits_less_is_taken(
     assert found.outcome.sentence.startswith("Solved around other layouts")
 
 
+@pytest.mark.slow
 def test_of_all_meshes_the_one_that_may_wait_least_is_looked_around() -> None:
     """By their sums alone, one axis over both hosts is the fastest."""
     step = autopar.parallelize(gpt.train_step, cluster="2x8xh100", cache=False)
@@ -47,15 +54,13 @@ def test_of_all_meshes_the_one_that_may_wait_least_is_looked_around() -> None:
     assert plan.outcome.sentence.startswith("Solved around other layouts")
 
 
-def test_an_alternative_is_told_as_the_plan_with_it_pinned_is() -> None:
+def test_an_alternative_is_told_as_the_plan_with_it_pinned_is(found: autopar.Plan) -> None:
     """Where a listing decided between sums that are nearly equal, sums would bring it all back."""
-    step = autopar.parallelize(gpt.train_step, cluster="2x8xh100", mesh=(2, 8), cache=False)
-    plan = step.plan_for(*gpt.example_args())
-    told = autopar.explain(plan, "params/down")
+    told = autopar.explain(found, "params/down")
     nearest = told.alternatives[0]
     assert nearest.price is not None
     assert nearest.sharding is not None
-    pinned = autopar.why_not(plan, {"**/params/down": P(*nearest.sharding.dims)}).pinned
+    pinned = autopar.why_not(found, {"**/params/down": P(*nearest.sharding.dims)}).pinned
     assert pinned is not None
     assert nearest.price.seconds == pytest.approx(pinned.seconds, rel=0.005)
     assert nearest.price.seconds < 1.02 * told.price.seconds
