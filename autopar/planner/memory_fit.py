@@ -634,10 +634,10 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
     best = fit_within(limit, solve).best or solve(0)
     # 2. If it takes all of it, the plans of that form which hold little may be as fast.
     steps = [step for step, _ in known.values()]
-    leanest = max(steps, key=lambda s: s.form.recomputed.saved_bytes, default=None)
+    last = max(steps, key=lambda s: s.form.recomputed.saved_bytes, default=None)
     light = list[MeshPlan]()
-    if leanest is not None and (best is None or best.form is leanest.form) and leanest.may_fit():
-        light = [plan for plan in leanest.light() if fits(plan, limit)]
+    if last is not None and (best is None or best.form is last.form) and last.may_fit():
+        light = [plan for plan in last.light() if fits(plan, limit)]
     able = [*light, *([best] if best is not None and fits(best, limit) else [])]
     return min(able, key=lambda plan: plan.seconds, default=None)
 
