@@ -59,6 +59,7 @@ _WAITS = 0.1  # of a step's time, from which on it is looked around what it wait
 _MOVED = 4  # arguments that are looked around
 _WORTH_AROUND = 0.02  # of the seconds, that must be saved to give up the proof of the cheapest plan
 _NEXT_TO = 0.01  # the least sum: by how much more of it such a plan may cost and yet be listed
+_COUNTED = operator.attrgetter("counted_bytes")  # what the pass counted of a plan
 _HOPE = 2.0  # times the limit, what a plan may hold from which others are sought that keep it
 
 
@@ -612,14 +613,13 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
     context, plain = tried.context, tried.step.form
     limit, forms = context.request.budget_bytes, tried.roomy.leaner_forms
     known: dict[tuple[str, ...], tuple[StepOnMesh, MeshPlan | None]] = {}
-    counted = operator.attrgetter("counted_bytes")
 
     def planned(step: StepOnMesh) -> MeshPlan | None:
         try:
             least = step.cheapest(NO_LIMIT_BYTES)
         except InfeasibleError:
             return None
-        return fit_within(limit, step.within, [least], tries=2, counted=counted).best or least
+        return fit_within(limit, step.within, [least], tries=2, counted=_COUNTED).best or least
 
     def solve(allowed: int) -> MeshPlan | None:
         recomputed = forms.within(allowed)
@@ -635,10 +635,10 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
     # 2. If it takes all of it, the plans of that form which hold little may be as fast.
     steps = [step for step, _ in known.values()]
     last = max(steps, key=lambda s: s.form.recomputed.saved_bytes, default=None)
-    light = list[MeshPlan]()
+    found = [best] if best is not None else []
     if last is not None and (best is None or best.form is last.form) and last.may_fit():
-        light = [plan for plan in last.light() if fits(plan, limit)]
-    able = [*light, *([best] if best is not None and fits(best, limit) else [])]
+        found = [*last.light(), *found]
+    able = [plan for plan in found if fits(plan, limit)]
     return min(able, key=lambda plan: plan.seconds, default=None)
 
 
@@ -817,7 +817,7 @@ def _sharded_more(tried: TriedMesh) -> MeshPlan:
     step, limit = tried.step, tried.context.request.budget_bytes
     found = fit_within(
         limit, step.within, [tried.roomy], tried.within, step.light(),
-        counted=operator.attrgetter("counted_bytes"),
+        counted=_COUNTED,
     ).best  # fmt: skip
     if found is None:
         raise MemoryLimitError(f"the lightest plan on ({tried.context.mesh}) does not fit")
