@@ -23,8 +23,8 @@ from autopar.passes.base import Pins
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.diagnose.why import case_of, homed
 from autopar.passes.shard.model.pins import resolve_pins, show_spec
-from autopar.planner.best_mesh import best_of
-from autopar.planner.memory_fit import MeshContext, MeshPlan, refusal
+from autopar.planner.best_mesh import best_of, try_meshes
+from autopar.planner.memory_fit import MeshContext, MeshPlan, StepOnMesh
 from autopar.planner.remat import Form
 from autopar.planner.request import Request, pins_on
 
@@ -134,9 +134,9 @@ class _Asking:
             origin.memory_bytes, self.every, remat=False,
         )  # fmt: skip
         site, form = MeshContext.of(plan.mesh, request), Form(None, unit.graph, plan.recomputation)
-        best = best_of([site], form)
+        best = best_of(try_meshes([site], form))
         if best is None:
-            return str(refusal(site, form))
+            return str(StepOnMesh(site, form).refusal())
         (_, found) = best
         before = unit.weighed(unit.kept, plan.outcome.seconds)
         return [_Pair(unit, before, self._nearest(unit, found))]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from autopar.errors import InfeasibleError
@@ -33,58 +33,61 @@ _MESHES = 8  # where memory binds, that are gone into
 _NEAREST = 2  # meshes that are gone into before it is said that none has a plan
 
 
-def best_of(
-    contexts: Sequence[MeshContext], plain: Form, fastest: float = math.inf
-) -> tuple[MeshContext, MeshPlan] | None:
-    """The fastest plan with its mesh; None where no plan is found, or none as fast.
-
-    The recipes are told beside it.
-    """
-    found = _fastest_mesh(contexts, plain, fastest)
-    if found is None:
-        return None
-    tried, best = found
-    if tried.fits:  # where memory binds, the recipes were looked at with all else
-        if not tried.step.is_small:
-            best = best.told(tried.step, NO_LIMIT_BYTES)
-        best = best_recipe(tried, best, best) or best
-    own = tried.step.in_form(best.form)
-    if not tried.fits:
-        best = around_arguments(own, best)
-    limit = NO_LIMIT_BYTES if tried.fits else tried.context.request.budget_bytes
-    return tried.context, best.told(own, limit)
-
-
-def _fastest_mesh(
-    contexts: Sequence[MeshContext], plain: Form, fastest: float
-) -> tuple[TriedMesh, MeshPlan] | None:
-    """The mesh of the fastest plan with it; None where no plan is found, or none as fast.
-
-    Every mesh is tried without a limit. Those where that does not fit take long: they are gone into
-    where a plan is known that comes near, and where they promise more than a plan that fits.
-    """
-    # 1. Every mesh without a limit; and those where that fits.
+def try_meshes(contexts: Sequence[MeshContext], plain: Form) -> dict[int, TriedMesh]:
+    """The plan without a limit on each mesh, by its number; pins may leave none on some."""
     tried: dict[int, TriedMesh] = {}
-    found: dict[int, MeshPlan] = {}
     kept = 0
     for n, context in enumerate(contexts):
         start = time.perf_counter()
         with suppress(InfeasibleError):
             on_mesh = try_mesh(context, plain)
-            if on_mesh.fits and on_mesh.step.is_small:
-                found[n] = plan_on(on_mesh)
             kept += on_mesh.entries
             tried[n] = on_mesh if kept <= _KEPT or len(contexts) == 1 else on_mesh.put_by()
         for watcher in context.watchers:
             text = f"{n + 1} of {len(contexts)}"
             watcher.after("mesh", text, tried.get(n), time.perf_counter() - start)
+    return tried
+
+
+def best_of(
+    tried: Mapping[int, TriedMesh], fastest: float = math.inf
+) -> tuple[MeshContext, MeshPlan] | None:
+    """The fastest plan with its mesh; None where no plan is found, or none as fast.
+
+    The recipes are told beside it.
+    """
+    found = _fastest_mesh(tried, fastest)
+    if found is None:
+        return None
+    on_mesh, best = found
+    if on_mesh.fits:  # where memory binds, the recipes were looked at with all else
+        if not on_mesh.step.is_small:
+            best = best.told(on_mesh.step, NO_LIMIT_BYTES)
+        best = best_recipe(on_mesh, best, best) or best
+    own = on_mesh.step.in_form(best.form)
+    if not on_mesh.fits:
+        best = around_arguments(own, best)
+    limit = NO_LIMIT_BYTES if on_mesh.fits else on_mesh.context.request.budget_bytes
+    return on_mesh.context, best.told(own, limit)
+
+
+def _fastest_mesh(
+    tried: Mapping[int, TriedMesh], fastest: float
+) -> tuple[TriedMesh, MeshPlan] | None:
+    """The mesh of the fastest plan with it; None where no plan is found, or none as fast.
+
+    Meshes where the plan without a limit does not fit take long: they are gone into where a plan is
+    known that comes near, and where they promise more than a plan that fits.
+    """
+    found: dict[int, MeshPlan] = {}
 
     def may_be_faster(seconds: float) -> bool:
         return seconds <= fastest and all(seconds < f.seconds for f in found.values())
 
-    # Of deep steps those that promise most first, and none that cannot be faster than these.
-    rest = [n for n, t in tried.items() if t.fits and n not in found]
-    for n in sorted(rest, key=lambda n: (tried[n].roomy.seconds, n)):
+    # 1. Where that fits: those that promise most first, and no others of a deep step that cannot be
+    #    faster than these.
+    roomy = [n for n, t in tried.items() if t.fits]
+    for n in sorted(roomy, key=lambda n: (tried[n].roomy.seconds, n)):
         found[n] = plan_on(tried[n], min([fastest, *(f.seconds for f in found.values())]))
 
     # Of a mesh it is not known how little a plan may wait: the one that would be the fastest if it

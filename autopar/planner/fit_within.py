@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-_TRIES = 6
+TRIES = 6
 _LOOSENED = 1  # tries after one that fits
 _STEP = 64  # the allowance is moved by a part of the limit at least
 _LEFT = 16  # a part of the limit that is worth another try
@@ -80,7 +80,7 @@ def fit_within(
     roomy: Iterable[T | None] = (),
     first: T | None = None,
     lightest: Iterable[T | None] = (),
-    tries: int = _TRIES,
+    tries: int = TRIES,
     counted: Callable[[T], float] | None = None,
 ) -> Fit[T]:
     """The fastest plan found whose listing keeps the limit.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +13,7 @@ from functools import cached_property
 from autopar.cost.memory import held_bytes
 from autopar.cost.sizes import Sizes
 from autopar.cost.timeline import Seconds, timed_listing
-from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError, PinError
+from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Listing
 from autopar.ir.sharding import MeshShape
@@ -30,7 +30,7 @@ from autopar.passes.shard.optimal import EVERY_BYTE, MinMemory, Optimal, Priced,
 from autopar.passes.shard.recipes.incumbent import known_solution
 from autopar.passes.shard.solver.heuristic import light_answers
 from autopar.passes.shard.solver.problem import Problem, needed_bytes
-from autopar.planner.fit_within import fit_within, fits
+from autopar.planner.fit_within import TRIES, fit_within, fits
 from autopar.planner.placed_stages import PlacedStages, SubmeshContext, place_whole
 from autopar.planner.remat import Form, LeanerForms, form_of
 from autopar.planner.request import Request, is_small
@@ -118,10 +118,16 @@ class MeshContext:
 
 @dataclass(frozen=True)
 class StepOnMesh:
-    """A form of the step on a mesh, priced once whatever is asked of it."""
+    """A form of the step on a mesh, priced once whatever is asked of it.
+
+    Its plans are kept by their limit in bytes, with whether all moves are exposed and recipes told.
+    """
 
     context: MeshContext
     form: Form
+    solved: dict[tuple[int, bool, bool], MeshPlan] = field(
+        default_factory=lambda: dict[tuple[int, bool, bool], MeshPlan](), compare=False, repr=False
+    )
 
     @cached_property
     def priced(self) -> Priced:
@@ -163,45 +169,54 @@ class StepOnMesh:
         return self._solved(replace(self.optimal(), tell_recipes=told), memory_bytes)
 
     def within(self, memory_bytes: int) -> MeshPlan | None:
-        """The faster of two plans within a limit, by what is counted; None where there is none.
+        """The cheapest plan within a limit, by what is counted; None where there is none.
 
         The pass may count more than listings hold. Where it finds none it may count as many times
         the limit as it counts what the lightest plan holds.
         """
         with suppress(MemoryLimitError):
-            return self.or_waiting(self.cheapest(memory_bytes), memory_bytes)
+            return self.cheapest(memory_bytes)
         if not self.may_fit() or self._overcounted == 1.0:
             return None
-        wider = int(memory_bytes * self._overcounted)
         with suppress(MemoryLimitError):
-            return self.or_waiting(self.cheapest(wider), wider)
+            return self.cheapest(int(memory_bytes * self._overcounted))
         return None
 
-    def or_waiting(self, found: MeshPlan, memory_bytes: int) -> MeshPlan:
-        """The cheapest plan within a limit, or a faster one that waits for every move.
+    def fitted(
+        self, roomy: MeshPlan, light: Iterable[MeshPlan] = (), tries: int = TRIES
+    ) -> MeshPlan | None:
+        """The fastest plan found that keeps the limit, None where there is none.
+
+        `roomy` is the plan without a limit, `light` are those that hold little. A plan that waits
+        for every move is looked for once within the limit, and where that holds too much within
+        what the answer was allowed.
+        """
+        limit = self.context.request.budget_bytes
+        best = fit_within(limit, self.within, [roomy], None, light, tries, _COUNTED).best
+        if best is roomy:
+            return best
+        narrower = best.allowed_bytes if best is not None else None
+        for allowed in dict.fromkeys((limit, narrower or limit)):
+            waits = self.waiting(allowed)
+            if waits is not None and fits(waits, limit):
+                return waits if best is None or _is_faster(waits, best) else best
+        return best
+
+    def waiting(self, memory_bytes: int) -> MeshPlan | None:
+        """The cheapest plan within a limit if every move is waited for; None where it is no other.
 
         The pass takes moves off the critical path to run beside work for most of their time. Where
-        the listing waits for most of them there is not so much work, and the cheapest plan that
-        waits for every move may be the faster one. Under a limit this is looked at for every small
-        step, however little its listing waits.
+        there is not so much work, the cheapest plan that waits for every move may be the faster
+        one. Only of small steps.
         """
-        spent, binds = found.spent, memory_bytes < NO_LIMIT_BYTES
-        waits_little = spent.exposed <= _WAITED * spent.communication
-        if not self.is_small or (waits_little and not binds):
-            return found
-        if self.priced.waits_for_all(memory_bytes):
-            return found
+        if not self.is_small or self.priced.waits_for_all(memory_bytes):
+            return None
+        shard = replace(self.optimal(), all_exposed=True)
         try:
-            waits = self._solved(replace(self.optimal(), all_exposed=True), memory_bytes)
+            waits = self._solved(shard, memory_bytes)
         except MemoryLimitError:
-            return found
-        limit = self.context.request.budget_bytes  # and not what is allowed to be counted
-        if fits(found, limit) or not fits(waits, limit):
-            faster = waits.seconds < found.seconds * (1 - _NO_GAIN)
-            if not faster or waits.peak_bytes > max(limit, found.peak_bytes):
-                return found
-        setting = self.context.setting(memory_bytes)
-        recipes = replace(self.optimal(), all_exposed=True).recipes(self.form.graph, setting)
+            return None
+        recipes = shard.recipes(self.form.graph, self.context.setting(memory_bytes))
         sentence = "Solved with no overlap: there is little compute to overlap with."
         return waits.told_with(replace(waits.outcome, sentence=sentence, recipes=recipes))
 
@@ -271,6 +286,12 @@ class StepOnMesh:
         shard = MinMemory(recipe, tables, lambda: self.priced)
         return self._planned(shard, self.context.request.budget_bytes)
 
+    def refusal(self) -> AutoparError:
+        """Why there is no plan: what cannot be kept together, and which limit would do."""
+        context, recomputes = self.context, bool(self.form.recomputed.values)
+        setting = context.setting(context.request.budget_bytes)
+        return self.optimal().refusal(self.form.graph, setting, recomputes)
+
     def light(self) -> Iterator[MeshPlan]:
         """Plans that hold little, the fastest first; of a deep step only the lightest.
 
@@ -287,9 +308,12 @@ class StepOnMesh:
         yield from sorted(plans, key=lambda p: p.seconds) or [self.lightest]
 
     def _solved(self, shard: Optimal, memory_bytes: int) -> MeshPlan:
-        planned = self._planned(shard, memory_bytes)
-        counted = self.priced.counted_bytes(memory_bytes, shard.all_exposed)
-        return replace(planned, counted_bytes=counted)
+        key = memory_bytes, shard.all_exposed, shard.tell_recipes
+        if key not in self.solved:
+            planned = self._planned(shard, memory_bytes)
+            counted = self.priced.counted_bytes(memory_bytes, shard.all_exposed)
+            self.solved[key] = replace(planned, allowed_bytes=memory_bytes, counted_bytes=counted)
+        return self.solved[key]
 
     def _planned(self, shard: AbstractSharding, memory_bytes: int) -> MeshPlan:
         setting = self.context.setting(memory_bytes)
@@ -306,12 +330,13 @@ class MeshPlan:
     """A form of the step as the program of one stage on a mesh.
 
     `cost` is the solver's sum, in which all work is done one after the other; `seconds` has
-    collectives beside the work that does not wait for them. `counted_bytes` are those that the
-    solver's rows count, where it had a limit.
+    collectives beside the work that does not wait for them. `allowed_bytes` are those that the
+    solver was given, and `counted_bytes` those that its rows count, where it was asked.
     """
 
     form: Form
     programs: StagePrograms
+    allowed_bytes: int | None = None
     counted_bytes: float = math.inf
 
     @property
@@ -421,8 +446,11 @@ class TriedMesh:
         return fits(self.roomy, self.context.request.budget_bytes)
 
     def limited(self) -> TriedMesh:
-        """The same with the plan whose counted bytes keep the limit, where there is one."""
-        return replace(self, within=self.step.within(self.context.request.budget_bytes))
+        """The same with the faster plan whose counted bytes keep the limit, where there is one."""
+        limit = self.context.request.budget_bytes
+        able = (self.step.within(limit), self.step.waiting(limit))
+        fastest = min((p for p in able if p is not None), key=lambda p: p.seconds, default=None)
+        return replace(self, within=fastest)
 
     @cached_property
     def nearest_bytes(self) -> float:
@@ -530,15 +558,22 @@ def _kept(step: StepOnMesh, roomy: MeshPlan) -> MeshPlan:
     """
     if step.context.request.method != "auto":
         return roomy
-    waits = step.or_waiting(roomy, NO_LIMIT_BYTES)
-    best = waits if waits.seconds < roomy.seconds * (1 - _CLEARLY) else roomy
+    best, spent, limit = roomy, roomy.spent, step.context.request.budget_bytes
+    if spent.exposed > _WAITED * spent.communication:
+        waits = step.waiting(NO_LIMIT_BYTES)
+        if waits is not None and waits.seconds < roomy.seconds * (1 - _CLEARLY):
+            best = waits if fits(waits, limit) else roomy
     # Only where that is waited for long: what this saves is some quarter of it.
     if roomy.repeated_seconds > _WORTH_KEEPING * roomy.seconds:
         kept = step.keeping()
-        faster = kept.seconds < best.seconds * (1 - _NO_GAIN)
-        if faster and fits(kept, step.context.request.budget_bytes):
+        if _is_faster(kept, best) and fits(kept, limit):
             return kept
     return best
+
+
+def _is_faster(plan: MeshPlan, other: MeshPlan) -> bool:
+    """True if a plan is faster than another by more than rounding."""
+    return plan.seconds < other.seconds * (1 - _NO_GAIN)
 
 
 def _faster_again(tried: TriedMesh, best: MeshPlan | None) -> MeshPlan | None:
@@ -582,26 +617,18 @@ def _faster_again(tried: TriedMesh, best: MeshPlan | None) -> MeshPlan | None:
     return fastest if fastest is not None and fastest.seconds < least else None
 
 
-def refusal(context: MeshContext, plain: Form) -> AutoparError:
-    """Why a step has no plan on a mesh: what cannot be kept together, and which limit would do.
-
-    It is told of the form that can hold the least.
-    """
-    form, setting = leanest(context, plain), context.setting(context.request.budget_bytes)
-    return context.optimal().refusal(form.graph, setting, recomputes=form is not plain)
-
-
-def leanest(context: MeshContext, plain: Form) -> Form:
+def leanest(tried: TriedMesh) -> StepOnMesh:
     """The form of a step that holds the least on a mesh: as it is, or with all made again."""
-    if not context.request.remat or plain.trace is None:
-        return plain
-    step = StepOnMesh(context, plain)
-    with suppress(InfeasibleError, PinError):  # pins that leave no plan, say
-        recomputed = step.roomy().leaner_forms.within(0)
-        if recomputed is not None:
-            lean = step.in_form(form_of(plain, recomputed, context.request.rules))
-            return min((step, lean), key=lambda s: s.lightest.peak_bytes).form
-    return plain
+    step, request = tried.step, tried.context.request
+    recomputed = None
+    if request.remat and step.form.trace is not None:
+        recomputed = tried.roomy.leaner_forms.within(0)
+    if recomputed is None:
+        return step
+    lean = step.in_form(form_of(step.form, recomputed, request.rules))
+    with suppress(InfeasibleError):
+        return min((step, lean), key=lambda s: s.lightest.peak_bytes)
+    return step
 
 
 def _recomputed(tried: TriedMesh) -> MeshPlan | None:
@@ -619,7 +646,7 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
             least = step.cheapest(NO_LIMIT_BYTES)
         except InfeasibleError:
             return None
-        return fit_within(limit, step.within, [least], tries=2, counted=_COUNTED).best or least
+        return step.fitted(least, tries=2) or least
 
     def solve(allowed: int) -> MeshPlan | None:
         recomputed = forms.within(allowed)
@@ -690,7 +717,7 @@ def best_recipe(
             found = plan_on(textbook, most) if small else textbook.roomy
         except InfeasibleError:
             continue
-        faster = best is None or found.seconds < best.seconds * (1 - _NO_GAIN)
+        faster = best is None or _is_faster(found, best)
         if faster and fits(found, request.budget_bytes):
             best = found.told_as(auto, f"The plan of the recipe {name}.")
     return best
@@ -719,7 +746,7 @@ def around_arguments(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
         around, over = fastest, 0
         for sharding in _other_layouts(step, around, allowed):
             plan = step.lowered(sharding, setting)
-            if plan.seconds >= fastest.seconds * (1 - _NO_GAIN):
+            if not _is_faster(plan, fastest):
                 continue
             if fits(plan, limit):
                 fastest = plan
@@ -766,7 +793,7 @@ def around_moves(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
             if seconds > found[0][0] * (1 + _NEXT_TO):
                 break
             plan = step.lowered(case.plan(choice), setting)
-            if plan.seconds < fastest.seconds * (1 - _NO_GAIN) and fits(plan, limit):
+            if _is_faster(plan, fastest) and fits(plan, limit):
                 fastest, fixed[node] = plan, choice[node]
     if fastest.seconds > best.seconds * (1 - _WORTH_AROUND):
         return best
@@ -814,11 +841,8 @@ def _largest_arguments(case: Case, plan: MeshPlan) -> list[int]:
 
 def _sharded_more(tried: TriedMesh) -> MeshPlan:
     """A plan within the limit, by sharding alone."""
-    step, limit = tried.step, tried.context.request.budget_bytes
-    found = fit_within(
-        limit, step.within, [tried.roomy], tried.within, step.light(),
-        counted=_COUNTED,
-    ).best  # fmt: skip
+    step = tried.step
+    found = step.fitted(tried.roomy, step.light())
     if found is None:
         raise MemoryLimitError(f"the lightest plan on ({tried.context.mesh}) does not fit")
     return found

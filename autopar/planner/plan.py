@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -40,11 +40,11 @@ from autopar.ir.sharding_plan import Outcome, Status
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.base import Pins, Watcher
 from autopar.passes.shard.model.read import Readings
-from autopar.planner.best_mesh import best_of
+from autopar.planner.best_mesh import best_of, try_meshes
 from autopar.planner.companion import plan_companion, request_on, shared_state
 from autopar.planner.family import plan_family
 from autopar.planner.fit_within import fits
-from autopar.planner.memory_fit import MeshContext, StepOnMesh, leanest, refusal
+from autopar.planner.memory_fit import MeshContext, StepOnMesh, leanest
 from autopar.planner.planned import Planned, make_plan
 from autopar.planner.remat import Form
 from autopar.planner.request import Request, is_small
@@ -56,6 +56,7 @@ from autopar.rules import unknown_ops
 _MICROBATCHES = (2, 4, 8, 16, 32, 64)  # tried for a step that does not fit
 _FEW = 200  # ops up to which all of them may be
 _MORE_DEVICES = (2, 4, 8, 16)  # times
+_LESS = 0.98  # of the bytes, that twice the devices hold at most where more may help
 
 
 def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()) -> Planned:
@@ -78,10 +79,9 @@ def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()
         return plan_family(source, request, _meshes(request), plan_step)
     # 1. One program is all that is asked for. A refusal says what else would fit.
     if request.is_one_program:
-        try:
-            return _plan_one_program(source, request, watchers)
-        except MemoryLimitError as error:
-            raise MemoryLimitError(f"{error}\n{_remedies(source, request)}") from None
+        return _plan_one_program(
+            source, request, watchers, remedies=lambda lean: _remedies(source, request, lean)
+        )
     # 2. Stages or microbatches, asked for or allowed. A refusal of both says why there are none.
     why = ""
     try:
@@ -122,28 +122,42 @@ def warn_of_unknown(graph: Graph) -> None:
 
 
 def _plan_one_program(
-    source: Source, request: Request, watchers: Sequence[Watcher], fastest: float = math.inf
+    source: Source,
+    request: Request,
+    watchers: Sequence[Watcher],
+    fastest: float = math.inf,
+    remedies: Callable[[Form], str] | None = None,
 ) -> Planned:
     """The best plan of one program over the meshes that the request allows.
 
     What promises to take longer than the `fastest` that is known is not gone into. Raises
-    MeshError, PinError, MemoryLimitError or InfeasibleError where there is none.
+    MeshError, PinError, MemoryLimitError or InfeasibleError where there is none. Where memory is
+    too small the error ends with the `remedies` that are found for the form that holds the least.
     """
     readings = Readings()
     contexts = [MeshContext.of(mesh, request, watchers, readings) for mesh in _meshes(request)]
     if not contexts:
         raise InfeasibleError("no mesh fits the cluster")
-    return _plan_on(contexts, source, fastest)
+    return _plan_on(contexts, source, fastest, remedies)
 
 
-def _plan_on(contexts: Sequence[MeshContext], source: Source, fastest: float = math.inf) -> Planned:
+def _plan_on(
+    contexts: Sequence[MeshContext],
+    source: Source,
+    fastest: float = math.inf,
+    remedies: Callable[[Form], str] | None = None,
+) -> Planned:
     """The best plan of one program on some meshes."""
-    plain = source.plain
-    best = best_of(contexts, plain, fastest)
+    tried = try_meshes(contexts, source.plain)
+    best = best_of(tried, fastest)
     if best is None and fastest < math.inf:
         raise InfeasibleError("no plan of one program was found that may be as fast")
     if best is None:
-        raise refusal(contexts[0], plain)
+        step = leanest(tried[0]) if 0 in tried else StepOnMesh(contexts[0], source.plain)
+        error = step.refusal()
+        if remedies is None or not isinstance(error, MemoryLimitError):
+            raise error
+        raise MemoryLimitError(f"{error}\n{remedies(step.form)}")
     context, found = best
     request, programs = context.request, found.programs
     trace = MicrobatchTrace.of_whole(found.form.traced)
@@ -173,9 +187,9 @@ def _in_stages(source: Source, request: Request, found: FoundStages) -> Planned:
     return Planned(source, request, trace, plan, programs)
 
 
-def _remedies(source: Source, request: Request) -> str:
+def _remedies(source: Source, request: Request, lean: Form) -> str:
     """A sentence on microbatches and more devices: what fits, or that neither does."""
-    able = [*_with_microbatches(source, request), *_with_more_devices(source.plain, request)]
+    able = [*_with_microbatches(source, request), *_with_more_devices(lean, request)]
     if not able:
         return "Neither microbatches nor more devices of the kind were found to make it fit."
     return f"Planned and found to fit: {', '.join(able)}."
@@ -214,12 +228,15 @@ def _with_microbatches(source: Source, request: Request) -> Iterator[str]:
         yield found
 
 
-def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
-    """The fewest devices of the kind, in powers of two, whose lightest plan fits."""
+def _with_more_devices(lean: Form, request: Request) -> Iterator[str]:
+    """The fewest devices of the kind, in powers of two, on which the lightest plan of a form fits.
+
+    Where twice as many hold hardly less, no more do: what there is to shard by is used up.
+    """
     cluster = request.cluster
     if request.mesh is not None and not request.mesh.names:
         return
-    form = leanest(MeshContext.of(_meshes(request)[0], request), plain)
+    before = math.inf
     for factor in _MORE_DEVICES:
         try:
             larger = cluster.times(factor)
@@ -229,13 +246,17 @@ def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
         if wider is not None:  # pins may name its axes
             wider = replace(wider, sizes=(factor * wider.sizes[0], *wider.sizes[1:]))
         asked = replace(request, cluster=larger, memory_bytes=request.budget_bytes, mesh=wider)
-        for mesh in _meshes(asked)[:1]:
-            step = StepOnMesh(MeshContext.of(mesh, asked), form)
-            with suppress(AutoparError):  # pins that do not divide, say
-                found = step.lightest if step.may_fit() else None
-                if found is not None and fits(found, asked.budget_bytes):
-                    yield f"{larger.name} ({show_bytes(found.peak_bytes)} a device)"
-                    return
+        found = None
+        with suppress(AutoparError):  # pins that do not divide, say
+            step = StepOnMesh(MeshContext.of(_meshes(asked)[0], asked), lean)
+            found = step.lightest if step.may_fit() else None
+        if found is None:
+            continue
+        if fits(found, asked.budget_bytes):
+            yield f"{larger.name} ({show_bytes(found.peak_bytes)} a device)"
+        if found.peak_bytes <= asked.budget_bytes or found.peak_bytes > _LESS * before:
+            return
+        before = found.peak_bytes
 
 
 def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:

@@ -11,7 +11,7 @@ from autopar.frontend import TracedStep
 from autopar.frontend.rewrite.remat import rematerialize, value_names
 from autopar.ir.graph import Graph
 from autopar.ir.sharding_plan import Recomputation
-from autopar.passes.shard.model.recompute import cheapest, least_again
+from autopar.passes.shard.model.recompute import Cuts
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.rules import RuleBook, attach_rules
 
@@ -53,6 +53,11 @@ class LeanerForms:
         """The peak that the cut sees where nothing is recomputed."""
         return self.residuals.peak(frozenset())
 
+    @cached_property
+    def cuts(self) -> Cuts:
+        """What may be made again."""
+        return Cuts(self.residuals.tradeoff, self.residuals.peak)
+
     def within(self, allowed_bytes: int) -> Recomputation | None:
         """The cheapest recomputation that should leave no more than so many bytes.
 
@@ -60,8 +65,8 @@ class LeanerForms:
         is not worth a plan.
         """
         limit = self.whole_bytes - (self.peak_bytes - allowed_bytes)
-        cuts, peak = self.residuals.tradeoff, self.residuals.peak
-        found = least_again(cuts, peak, _MARGIN * limit)
+        peak = self.residuals.peak
+        found = self.cuts.within(_MARGIN * limit)
         again = found.again if found is not None else frozenset[int]()
         if peak(again) > _MARGIN * limit and self.residuals.stacks:
             again = min(again, self.residuals.inside_scans, key=peak)
@@ -78,14 +83,14 @@ class LeanerForms:
         """
         if not self.residuals.stacks:
             return
-        cuts, peak = self.residuals.tradeoff, self.residuals.peak
-        again = cheapest(cuts, [0.0] * len(cuts.kept))
-        if -cuts.seconds(again) <= worth_seconds:
+        tradeoff = self.residuals.tradeoff
+        again = self.cuts.cheapest([0.0] * len(tradeoff.kept))
+        if -tradeoff.seconds(again) <= worth_seconds:
             return
-        held = peak(again)
+        held = self.residuals.peak(again)
         while True:
             yield self._recomputation(again)
-            leaner = least_again(cuts, peak, _MARGIN * held)
+            leaner = self.cuts.within(_MARGIN * held)
             if leaner is None or leaner.peak_bytes > _MARGIN * held:
                 return
             again, held = leaner.again, leaner.peak_bytes

@@ -91,9 +91,10 @@ class Priced:
         No assignment costs less so than beside work: where this one costs what it is proven that
         every one costs at least, there is no better one.
         """
-        problem, solution = self.answers[limit_bytes, False]
-        if solution.status is not Status.OPTIMAL:
+        answer = self.answers.get((limit_bytes, False))
+        if answer is None or answer[1].status is not Status.OPTIMAL:
             return False
+        problem, solution = answer
         exposed = self.within(limit_bytes, True).assembled.problem
         return exposed.seconds(solution.choice) <= problem.seconds(solution.choice) * _ALIKE
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.passes.shard.model.recompute import Kept, Repeat, Tradeoff, cheapest, least_again
+from autopar.passes.shard.model.recompute import Cuts, Kept, Repeat, Tradeoff
 
 NBYTES = st.integers(0, 20)
 SECONDS = st.integers(0, 30)
@@ -54,7 +54,8 @@ def row(count: int, seconds: float = 1.0) -> Tradeoff:
 def test_the_cut_is_the_cheapest_of_all_choices(given: Tradeoff, price: float) -> None:
     prices = [price] * len(given.kept)
     best = min(given.cost(again, prices) for again in every_choice(given))
-    assert given.cost(cheapest(given, prices), prices) == pytest.approx(best, abs=1e-6)
+    again = Cuts(given, lambda _: 0.0).cheapest(prices)
+    assert given.cost(again, prices) == pytest.approx(best, abs=1e-6)
 
 
 def test_no_more_layers_repeat_than_the_limit_asks_for_and_the_earliest_do() -> None:
@@ -63,7 +64,7 @@ def test_no_more_layers_repeat_than_the_limit_asks_for_and_the_earliest_do() -> 
     def peak(again: frozenset[int]) -> float:
         return 50.0 - 4.0 * len(again)
 
-    level = least_again(given, peak, 40.0)
+    level = Cuts(given, peak).within(40.0)
     assert level is not None
     assert level.again == {0, 1, 2}
     assert level.seconds == 3.0
@@ -71,17 +72,33 @@ def test_no_more_layers_repeat_than_the_limit_asks_for_and_the_earliest_do() -> 
     assert given.names(level.again) == ("%w0", "%w1", "%w2")
 
 
+def test_a_cut_is_weighed_once_whatever_limits_are_asked_for() -> None:
+    weighed: list[frozenset[int]] = []
+
+    def peak(again: frozenset[int]) -> float:
+        weighed.append(again)
+        return 50.0 - 4.0 * len(again)
+
+    cuts = Cuts(row(10), peak)
+    for limit in (45.0, 40.0, 30.0, 40.0):
+        found, alone = cuts.within(limit), Cuts(row(10), peak).within(limit)
+        assert found == alone
+    weighed.clear()
+    assert cuts.within(40.0) is not None
+    assert not weighed
+
+
 def test_a_limit_out_of_reach_gives_all_of_the_way() -> None:
     given = row(4)
-    found = least_again(given, lambda again: 50.0 - 4.0 * len(again), 10.0)
+    found = Cuts(given, lambda again: 50.0 - 4.0 * len(again)).within(10.0)
     assert found is not None
     assert found.again == {0, 1, 2, 3}
     assert found.peak_bytes == 34.0
 
 
 def test_nothing_is_answered_where_nothing_helps() -> None:
-    assert least_again(row(3), lambda again: 50.0 + len(again), 10.0) is None
-    assert least_again(Tradeoff((), ()), lambda again: 50.0, 10.0) is None
+    assert Cuts(row(3), lambda again: 50.0 + len(again)).within(10.0) is None
+    assert Cuts(Tradeoff((), ()), lambda again: 50.0).within(10.0) is None
 
 
 def chain(count: int) -> Tradeoff:
@@ -110,7 +127,7 @@ def held_in_chain(count: int, again: frozenset[int]) -> float:
 def test_a_chain_is_cut_into_segments(count: int, limit: float) -> None:
     """At one price for all, all of a chain is kept, or all of it is made again at once."""
     given = chain(count)
-    found = least_again(given, lambda again: held_in_chain(count, again), limit)
+    found = Cuts(given, lambda again: held_in_chain(count, again)).within(limit)
     assert found is not None
     assert found.peak_bytes == held_in_chain(count, found.again) <= limit
     assert 2 * count**0.5 - 1 <= found.peak_bytes  # no choice holds less
@@ -140,7 +157,7 @@ def test_segments_end_where_least_goes_on() -> None:
             made.discard(read)
         return most
 
-    found = least_again(given, peak, 36.0)
+    found = Cuts(given, peak).within(36.0)
     assert found is not None
     assert found.peak_bytes <= 36.0
     # What the backward pass reads first need not be made again: the room is there.

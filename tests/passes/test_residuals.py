@@ -23,7 +23,7 @@ from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Recomputation
 from autopar.passes.base import Setting
 from autopar.passes.pipeline import PassPipeline
-from autopar.passes.shard.model.recompute import least_again
+from autopar.passes.shard.model.recompute import Cuts
 from autopar.passes.shard.model.rerun import Passes, Rerun
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.passes.shard.optimal import Optimal
@@ -69,7 +69,7 @@ def test_what_a_rerun_holds_is_what_the_rewritten_step_holds(
     predicted = found.plan.prediction
     assert whole == predicted.peak_bytes - predicted.argument_bytes
 
-    cut = least_again(residuals.tradeoff, residuals.peak, share * whole)
+    cut = Cuts(residuals.tradeoff, residuals.peak).within(share * whole)
     assert cut is not None
     assert cut.peak_bytes < whole
     form = form_of(

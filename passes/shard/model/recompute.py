@@ -18,6 +18,7 @@ longest, and no more is repeated than is needed.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _DECADES = 3  # prices are sought this far around the one at which all bytes cos
 _HALVINGS = 5
 _WHOLE = 0.5
 _SEGMENTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+_WORSE = 2  # numbers of segments in a row that hold no less
 _SEGMENT_PRICES = (1.0, 30.0, 1000.0)  # of what is not kept between segments
 _SCALE = 1e4  # of the largest cost, so that the solver's tolerances mean little
 
@@ -113,57 +115,60 @@ class Cut:
     peak_bytes: float
 
 
-def cheapest(given: Tradeoff, prices: Sequence[float]) -> frozenset[int]:
-    """The ops to repeat at a price per byte for each value."""
-    return _Relaxation(given).at(prices)
+class Cuts:
+    """The cuts of a step, each made and weighed once whatever limit it is tried for.
 
-
-def least_again(
-    given: Tradeoff, peak: Callable[[frozenset[int]], float], limit_bytes: float
-) -> Cut | None:
-    """The ops to repeat so that `peak` is within the limit, or as near to it as they bring it.
-
-    None where repeating anything holds no less.
+    `peak` gives the most bytes that are held where some ops are repeated.
     """
-    search = _Search(given, peak, limit_bytes)
-    return search.least() if given.reached and given.repeats else None
 
-
-class _Search:
-    def __init__(
-        self,
-        given: Tradeoff,
-        peak: Callable[[frozenset[int]], float],
-        limit_bytes: float,
-    ) -> None:
-        self._given, self._peak, self._limit = given, peak, limit_bytes
-        self._relaxed = _Relaxation(given)
+    def __init__(self, given: Tradeoff, peak: Callable[[frozenset[int]], float]) -> None:
+        self._given, self._peak = given, peak
+        self._at_prices: dict[tuple[float, ...], frozenset[int]] = {}
         self._known: dict[frozenset[int], Cut] = {}
         needed = sum(given.kept[i].nbytes for i in given.reached if given.kept[i].needed)
         self._unit = sum(r.seconds for r in given.repeats) / max(needed, 1.0)
 
-    def least(self) -> Cut | None:
+    def cheapest(self, prices: Sequence[float]) -> frozenset[int]:
+        """The ops to repeat at a price per byte for each value."""
+        given = tuple(prices)
+        if given not in self._at_prices:
+            self._at_prices[given] = self._relaxation.at(given)
+        return self._at_prices[given]
+
+    def within(self, limit_bytes: float) -> Cut | None:
+        """The ops to repeat so that a peak is within a limit, or as near as they bring it.
+
+        None where repeating anything holds no less.
+        """
+        if not (self._given.reached and self._given.repeats):
+            return None
         # 1. Prices rise until what is kept fits.
         grid = [10.0 ** (e / 2) for e in range(-2 * _DECADES, 2 * _DECADES + 1)]
         tried: list[Cut] = []
         for i, price in enumerate(grid):
             tried.append(self._cut_at(price, price, 0))
-            if tried[-1].peak_bytes <= self._limit:
-                return self._least(grid[i - 1] if i else 0.0, price)
-        # 2. No price is enough: segments.
-        tried += (cut for count in _SEGMENTS for cut in self._in_segments(count))
-        fitting = [cut for cut in tried if cut.peak_bytes <= self._limit]
+            if tried[-1].peak_bytes <= limit_bytes:
+                return self._between_prices(grid[i - 1] if i else 0.0, price, limit_bytes)
+        # 2. No price is enough: segments, until more of them hold no less.
+        least, worse = math.inf, 0
+        for count in _SEGMENTS:
+            tried += (cuts := list(self._in_segments(count)))
+            held = min((cut.peak_bytes for cut in cuts), default=math.inf)
+            least, worse = min(least, held), worse + 1 if held >= least else 0
+            if worse == _WORSE:
+                break
+        fitting = [cut for cut in tried if cut.peak_bytes <= limit_bytes]
         if fitting:
             return min(fitting, key=lambda found: (found.seconds, found.peak_bytes))
         # 3. Nothing is enough: the least that any leaves.
         lowest = min(tried, key=lambda found: (found.peak_bytes, found.seconds))
         return lowest if lowest.peak_bytes < self._peak(frozenset()) else None
 
-    def _least(self, low: float, high: float) -> Cut:
+    def _between_prices(self, low: float, high: float, limit_bytes: float) -> Cut:
         """The least that fits between a price that does not and one that does."""
         for _ in range(_HALVINGS):
             middle = (max(low, 1e-3 * high) * high) ** 0.5
-            fits = self._cut_at(middle, middle, 0).peak_bytes <= self._limit
+            fits = self._cut_at(middle, middle, 0).peak_bytes <= limit_bytes
             low, high = (low, middle) if fits else (middle, high)
         best = self._cut_at(high, high, 0)
         places = sorted({self._given.kept[i].position for i in self._given.reached})
@@ -171,7 +176,7 @@ class _Search:
         while last - first > 1:
             middle_place = (first + last) // 2
             cut = self._cut_at(low, high, places[middle_place])
-            if cut.peak_bytes <= self._limit:
+            if cut.peak_bytes <= limit_bytes:
                 last = middle_place
                 best = min(best, cut, key=lambda found: found.seconds)
             else:
@@ -235,10 +240,14 @@ class _Search:
         return self._cut(prices)
 
     def _cut(self, prices: Sequence[float]) -> Cut:
-        again = self._relaxed.at(prices)
+        again = self.cheapest(prices)
         if again not in self._known:
             self._known[again] = Cut(again, self._given.seconds(again), self._peak(again))
         return self._known[again]
+
+    @cached_property
+    def _relaxation(self) -> _Relaxation:
+        return _Relaxation(self._given)
 
 
 class _Relaxation:

@@ -36,14 +36,14 @@ _PROVEN = 1e-5  # of the seconds, the gap at which an answer counts as the best
 _CLOSE = 3e-6
 _GUESSED_EDGES = 5_000  # past which the first answer is left to the dual
 # Units of work a thousand edge entries, and at least, in turn while the gap is wide.
-_LEVELS = ((1, 60), (8, 200), (30, 400))
-_MANY = 80_000  # edge entries past which a level is long, so that there are more of them
-_LEVELS_OF_MANY = ((1, 60), (8, 200), (24, 200), (80, 200))
-_UNAIDED = 2  # levels that mostly prove an answer where memory does not bind, and need no start
+_LEVELS = ((1, 60), (4, 100), (8, 200), (20, 300), (48, 400))
+_WORTH_SECONDS = 1e-3  # of the seconds, that a level must save to be followed by another,
+_WORTH_GAP = 0.25  # or of the gap, that it must close
+_UNAIDED = 3  # levels that mostly prove an answer where memory does not bind, and need no start
 _GOOD_GAP = 0.01  # at which no more work is spent where memory binds: the bound is seldom tight
 _MOST = 1_000_000  # entries for which work is given
 _QUICK_LABELS = LABELS[:2]  # with more, a quick effort would take seconds over a few problems
-_FAR = 0.04  # of a gap that wide only the most work helps
+_FAIR_GAP = 0.04  # and where branch and bound has an answer, which is seldom bettered
 
 
 Start = Callable[[], Sequence[int]]  # an assignment to start from, () for none
@@ -199,7 +199,7 @@ class _Search:
         elif len(self._problem.edges) <= _GUESSED_EDGES:  # else it is not narrow
             labels = _QUICK_LABELS if self._effort.quick else LABELS
             found = branch_and_bound(self._problem, labels=labels)
-            self._good_gap = _FAR if found.choice else _GOOD_GAP
+            self._good_gap = _FAIR_GAP if found.choice else _GOOD_GAP
             self.take(found.choice, found.bound_seconds)
             self.infeasible = found.proven and not found.choice
             self.price, self.times = found.seconds_per_byte, found.binding_times
@@ -263,7 +263,7 @@ class _Search:
     def _meters(self) -> Iterator[tuple[int, AbstractMeter]]:
         """The meter of the deadline, or of the work asked for; else one for each level of work.
 
-        There is a next level as long as the gap of the last is wide.
+        There is a next level as long as the gap is wide, and the last has brought something.
         """
         if self._deadline is not None:
             yield 0, self._deadline.meter()
@@ -271,12 +271,15 @@ class _Search:
         if self._effort.work is not None:
             yield 0, WorkMeter(self._effort.work, self._effort.quick)
             return
-        levels = _LEVELS_OF_MANY if self._entries > _MANY else _LEVELS
-        for i, (rate, least) in enumerate(levels[:1] if self._effort.quick else levels):
-            gap = (self._seconds - self.bound) / self._seconds if self.choice else 1.0
-            if i and gap <= (self._good_gap if self.price > 0 or i > 1 else _PROVEN):
+        seconds = gap = float("inf")  # before the last level
+        for i, (rate, least) in enumerate(_LEVELS[:1] if self._effort.quick else _LEVELS):
+            saved = self._seconds <= seconds * (1 - _WORTH_SECONDS)
+            closed = self._seconds - self.bound <= gap * (1 - _WORTH_GAP)
+            seconds, gap = self._seconds, self._seconds - self.bound
+            good = self._good_gap if self.price > 0 or i > 1 else _PROVEN
+            if i and self.choice and gap <= good * seconds:
                 return
-            if i and gap > _FAR and i >= self._unaided and i + 1 < len(levels):
-                continue
+            if i > max(self._unaided, 1) and not (saved or closed):
+                return
             work = max(int(rate * min(self._entries, _MOST) / 1e3), least)
             yield i, WorkMeter(work, self._effort.quick)
