@@ -120,13 +120,17 @@ class MeshContext:
 class StepOnMesh:
     """A form of the step on a mesh, priced once whatever is asked of it.
 
-    Its plans are kept by their limit in bytes, with whether all moves are exposed and recipes told.
+    Its plans are kept by their limit in bytes, with whether all moves are exposed and recipes told,
+    and the leaner forms of the step by the values that they make again.
     """
 
     context: MeshContext
     form: Form
     solved: dict[tuple[int, bool, bool], MeshPlan] = field(
         default_factory=lambda: dict[tuple[int, bool, bool], MeshPlan](), compare=False, repr=False
+    )
+    leaner: dict[tuple[str, ...], StepOnMesh] = field(
+        default_factory=lambda: dict[tuple[str, ...], StepOnMesh](), compare=False, repr=False
     )
 
     @cached_property
@@ -147,9 +151,17 @@ class StepOnMesh:
         """The pass that looks for the cheapest plan by the request's method."""
         return replace(self.context.optimal(), priced=lambda: self.priced)
 
+    def recomputing(self, recomputed: Recomputation) -> StepOnMesh:
+        """The step in the form that makes these values again."""
+        if recomputed.values not in self.leaner:
+            form = form_of(self.form, recomputed, self.context.request.rules)
+            self.leaner[recomputed.values] = StepOnMesh(self.context, form)
+        return self.leaner[recomputed.values]
+
     def in_form(self, form: Form) -> StepOnMesh:
-        """The step in this form, or in another that is not priced yet."""
-        return self if form is self.form else StepOnMesh(self.context, form)
+        """The step in this form, or in another that may not be priced yet."""
+        known = (s for s in (self, *self.leaner.values()) if s.form is form)
+        return next(known, None) or StepOnMesh(self.context, form)
 
     @property
     def is_small(self) -> bool:
@@ -581,8 +593,7 @@ def _faster_again(tried: TriedMesh, best: MeshPlan | None) -> MeshPlan | None:
 
     None where none is clearly faster than the best.
     """
-    context, plain = tried.context, tried.step.form
-    request = context.request
+    plain, request = tried.step.form, tried.context.request
     if request.method != "auto" or not request.remat or plain.trace is None:
         return None
     if all(op.kind != "scan" for op in plain.graph.ops):  # only what a scan stacks can take longer
@@ -590,11 +601,11 @@ def _faster_again(tried: TriedMesh, best: MeshPlan | None) -> MeshPlan | None:
     forms, known = tried.roomy.leaner_forms, tried.roomy.seconds if best is None else best.seconds
 
     def planned(recomputed: Recomputation) -> MeshPlan | None:
-        form = form_of(plain, recomputed, request.rules)
-        if form.graph == plain.graph:  # the model's own checkpoints make all of it again already
+        step = tried.step.recomputing(recomputed)
+        if step.form.graph == plain.graph:  # the model's own checkpoints make it all again already
             return None
         with suppress(InfeasibleError):
-            return StepOnMesh(context, form).cheapest(NO_LIMIT_BYTES)
+            return step.cheapest(NO_LIMIT_BYTES)
         return None
 
     # 1. All that scans hold is made again.
@@ -625,8 +636,8 @@ def leanest(tried: TriedMesh) -> StepOnMesh:
         recomputed = tried.roomy.leaner_forms.within(0)
     if recomputed is None:
         return step
-    lean = step.in_form(form_of(step.form, recomputed, request.rules))
     with suppress(InfeasibleError):
+        lean = step.recomputing(recomputed)
         return min((step, lean), key=lambda s: s.lightest.peak_bytes)
     return step
 
@@ -637,8 +648,7 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
     A form's plan without a limit may do, and then no other of it is cheaper; else it may fit
     when it is sharded more, too. What makes most again is sharded as far as it takes.
     """
-    context, plain = tried.context, tried.step.form
-    limit, forms = context.request.budget_bytes, tried.roomy.leaner_forms
+    limit, forms = tried.context.request.budget_bytes, tried.roomy.leaner_forms
     known: dict[tuple[str, ...], tuple[StepOnMesh, MeshPlan | None]] = {}
 
     def planned(step: StepOnMesh) -> MeshPlan | None:
@@ -653,18 +663,20 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
         if recomputed is None:
             return None
         if recomputed.values not in known:
-            step = StepOnMesh(context, form_of(plain, recomputed, context.request.rules))
+            step = tried.step.recomputing(recomputed)
             known[recomputed.values] = step, planned(step)
         return known[recomputed.values][1]
 
     # 1. As little again as it takes.
     best = fit_within(limit, solve).best or solve(0)
-    # 2. If it takes all of it, the plans of that form which hold little may be as fast.
+    # 2. If it takes all of it, the plans of that form which hold little may be as fast; of a deep
+    #    step there is but the one that holds the least.
     steps = [step for step, _ in known.values()]
     last = max(steps, key=lambda s: s.form.recomputed.saved_bytes, default=None)
     found = [best] if best is not None else []
-    if last is not None and (best is None or best.form is last.form) and last.may_fit():
-        found = [*last.light(), *found]
+    if last is not None and last.may_fit():
+        if best is None or (best.form is last.form and last.is_small):
+            found = [*last.light(), *found]
     able = [plan for plan in found if fits(plan, limit)]
     return min(able, key=lambda plan: plan.seconds, default=None)
 

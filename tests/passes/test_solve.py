@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import SolverError
 from autopar.ir.sharding_plan import Status
+from autopar.passes.shard.solver import solve as solving
 from autopar.passes.shard.solver.anytime import Anytime
 from autopar.passes.shard.solver.branch_and_bound import branch_and_bound
 from autopar.passes.shard.solver.dual_ascent import DualAscent
@@ -322,6 +324,28 @@ def test_a_start_is_asked_for_only_where_the_least_work_proves_nothing() -> None
     assert easy.status is Status.OPTIMAL
     assert hard.status is Status.FEASIBLE
     assert asked == [0.1]
+
+
+def test_a_level_of_work_that_brings_nothing_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound under memory limits is seldom tight: the gap alone would ask for all levels."""
+    seen: list[tuple[float, float]] = []
+    run = Anytime.run
+
+    def noted(search: Anytime, meter: WorkMeter) -> None:
+        run(search, meter)
+        seen.append((search.cost, search.cost - search.bound))
+
+    monkeypatch.setattr(Anytime, "run", noted)
+    found = solve(wide(60, 8, 0))
+    assert found.gap > 0.1
+    assert 2 < len(seen) < len(solving._LEVELS)
+
+    def brought(before: tuple[float, float], after: tuple[float, float]) -> bool:
+        return after[0] <= 0.999 * before[0] or after[1] <= 0.75 * before[1]
+
+    *followed, last = [brought(*pair) for pair in pairwise(seen[1:])]
+    assert all(followed)
+    assert not last
 
 
 def test_nothing_is_begun_when_all_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
