@@ -31,8 +31,10 @@ def heap_bytes(buffers: Sequence[Buffer]) -> int:
     most, placed = most_at_once(buffers), _by_events(buffers)
     large = [b for b in placed if b.nbytes > most * _SMALL_SHARE]
     by_size = sorted(large, key=lambda b: (-b.nbytes, b.first - b.last, b.first))[:_MOST_PLACED]
-    by_time = sorted(by_size, key=lambda b: b.first - b.last)
-    return max(most, min(_laid_out(by_size), _laid_out(by_time)))
+    nbytes = _laid_out(by_size)
+    if nbytes > most:  # no order takes less than what is held at once
+        nbytes = min(nbytes, _laid_out(sorted(by_size, key=lambda b: b.first - b.last)))
+    return max(most, nbytes)
 
 
 def _by_events(buffers: Sequence[Buffer]) -> list[Buffer]:

@@ -32,7 +32,7 @@ from autopar.cost.liveness import (
     most_bytes,
     piece_spans,
 )
-from autopar.cost.merged_products import with_products_merged
+from autopar.cost.merged_products import AlikeProducts, products_alike, with_products_merged
 from autopar.cost.ops import begins_as_found, is_fused_into_readers, is_product
 from autopar.cost.order import (
     ahead,
@@ -389,6 +389,7 @@ class _Walk:
         self._timed = {id(t.block): t for t in blocks}
         self._pipelined = timed.pipelined if timed is not None else frozenset(PIPELINED_IN_TURN)
         self._merges = timed is not None and timed.merges
+        self._alike: dict[int, tuple[Block, Sequence[AlikeProducts]]] = {}
         self._crossed: dict[tuple[str, ...], tuple[Stored, Leaving]] = {}
         # What element-wise work makes, and what goes alike across, where it runs outside its loop.
         self._outside_shapes: dict[str, tuple[int, ...]] = {}
@@ -537,7 +538,9 @@ class _Walk:
         """The kernels of which several run as one joined: collectives, and element-wise work."""
         if self._sizes.platform == "gpu":
             if self._merges:
-                stored = with_products_merged(stored, block, self._sizes)
+                if id(block) not in self._alike:
+                    self._alike[id(block)] = block, [*products_alike(block, self._sizes)]
+                stored = with_products_merged(stored, self._alike[id(block)][1])
             stored = self._filled_at_once(block, stored)
             stored = self._along_rows(block, stored)
             found = self._shapes(block, stored)

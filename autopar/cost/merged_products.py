@@ -11,7 +11,7 @@ no figures of such products, and schedules them as if they took much longer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cost.kernels import COPY, Kernel, Stored
@@ -38,7 +38,7 @@ def pays_to_merge(block: Block, prices: Prices, sizes: Sizes, seconds: float) ->
 
 def seconds_saved_by_merging(block: Block, prices: Prices, sizes: Sizes) -> float:
     """Seconds that XLA saves in a run of a block by merging products; below 0 if it loses some."""
-    saved = sum(group.seconds_saved(prices) for group in _groups(block, sizes))
+    saved = sum(group.seconds_saved(prices) for group in products_alike(block, sizes))
     for step in block.instructions:
         if isinstance(step, Loop):
             bodies = (seconds_saved_by_merging(body, prices, sizes) for body in step.bodies)
@@ -46,7 +46,7 @@ def seconds_saved_by_merging(block: Block, prices: Prices, sizes: Sizes) -> floa
     return saved
 
 
-def with_products_merged(stored: Stored, block: Block, sizes: Sizes) -> Stored:
+def with_products_merged(stored: Stored, groups: Iterable[AlikeProducts]) -> Stored:
     """The kernels of a block, those of products that XLA merges joined, in an order that can run.
 
     What they read beside the shared operand is copied side by side. Their results are one piece,
@@ -57,7 +57,7 @@ def with_products_merged(stored: Stored, block: Block, sizes: Sizes) -> Stored:
     makers = {kernel.makes[0]: k for k, kernel in enumerate(stored.kernels)}
     kernels, nbytes, piece_of = list(stored.kernels), dict(stored.nbytes), dict[str, str]()
     added = list[Kernel]()
-    for group in _groups(block, sizes):
+    for group in groups:
         found = [p for p in group.products if p.name in makers]
         if len(found) < 2:  # in another kernel, as before gelu
             continue
@@ -113,7 +113,7 @@ class _Product:
 
 
 @dataclass(frozen=True)
-class _Group:
+class AlikeProducts:
     """Products that are merged, all of which read the same as their operand `shared`."""
 
     shared: int
@@ -138,7 +138,7 @@ class _Group:
 _Key = tuple[str | None, str, tuple[tuple[bool, bool], ...]]
 
 
-def _groups(block: Block, sizes: Sizes) -> Iterator[_Group]:
+def products_alike(block: Block, sizes: Sizes) -> Iterator[AlikeProducts]:
     """The products of a block that XLA merges, each with the first that reads the same."""
     alike: dict[tuple[int, _Key], list[_Product]] = {}
     for product, shared, key in _readings(block, sizes):
@@ -159,7 +159,7 @@ def _groups(block: Block, sizes: Sizes) -> Iterator[_Group]:
                     left.append(other)
             if len(group) > 1:
                 merged.update(p.number for p in group)
-                yield _Group(shared, group)
+                yield AlikeProducts(shared, group)
 
 
 def _readings(block: Block, sizes: Sizes) -> Iterator[tuple[_Product, int, _Key]]:

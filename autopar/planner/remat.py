@@ -11,7 +11,7 @@ from autopar.frontend import TracedStep
 from autopar.frontend.rewrite.remat import rematerialize, value_names
 from autopar.ir.graph import Graph
 from autopar.ir.sharding_plan import Recomputation
-from autopar.passes.shard.model.recompute import Cuts
+from autopar.passes.shard.model.recompute import Cut, Cuts
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.rules import RuleBook, attach_rules
 
@@ -51,7 +51,7 @@ class LeanerForms:
     @cached_property
     def whole_bytes(self) -> float:
         """The peak that the cut sees where nothing is recomputed."""
-        return self.residuals.peak(frozenset())
+        return self.cuts.weighed(frozenset()).peak_bytes
 
     @cached_property
     def cuts(self) -> Cuts:
@@ -65,12 +65,11 @@ class LeanerForms:
         is not worth a plan.
         """
         limit = self.whole_bytes - (self.peak_bytes - allowed_bytes)
-        peak = self.residuals.peak
-        found = self.cuts.within(_MARGIN * limit)
-        again = found.again if found is not None else frozenset[int]()
-        if peak(again) > _MARGIN * limit and self.residuals.stacks:
-            again = min(again, self.residuals.inside_scans, key=peak)
-        recomputed = self._recomputation(again)
+        found = self.cuts.within(_MARGIN * limit) or self.cuts.weighed(frozenset())
+        if found.peak_bytes > _MARGIN * limit and self.residuals.stacks:
+            whole = self.cuts.weighed(self.residuals.inside_scans)
+            found = min(found, whole, key=lambda cut: cut.peak_bytes)
+        recomputed = self._recomputation(found)
         is_worth = recomputed.saved_bytes > _WORTH * (self.whole_bytes - limit)
         return recomputed if is_worth else None
 
@@ -87,23 +86,22 @@ class LeanerForms:
         again = self.cuts.cheapest([0.0] * len(tradeoff.kept))
         if -tradeoff.seconds(again) <= worth_seconds:
             return
-        held = self.residuals.peak(again)
+        cut = self.cuts.weighed(again)
         while True:
-            yield self._recomputation(again)
-            leaner = self.cuts.within(_MARGIN * held)
-            if leaner is None or leaner.peak_bytes > _MARGIN * held:
+            yield self._recomputation(cut)
+            leaner = self.cuts.within(_MARGIN * cut.peak_bytes)
+            if leaner is None or leaner.peak_bytes > _MARGIN * cut.peak_bytes:
                 return
-            again, held = leaner.again, leaner.peak_bytes
+            cut = leaner
 
     def checkpointed(self) -> Recomputation | None:
         """A recomputation of all that scans hold, as by `jax.checkpoint` around a layer."""
         whole = self.residuals.inside_scans if self.residuals.stacks else frozenset[int]()
-        return self._recomputation(whole) if whole else None
+        return self._recomputation(self.cuts.weighed(whole)) if whole else None
 
-    def _recomputation(self, again: frozenset[int]) -> Recomputation:
-        seconds = self.residuals.tradeoff.seconds(again)
-        saved = max(0, int(self.whole_bytes - self.residuals.peak(again)))
-        return Recomputation(self.residuals.values(again), seconds, saved)
+    def _recomputation(self, cut: Cut) -> Recomputation:
+        saved = max(0, int(self.whole_bytes - cut.peak_bytes))
+        return Recomputation(self.residuals.values(cut.again), cut.seconds, saved)
 
 
 def form_of(plain: Form, recomputed: Recomputation, rules: RuleBook) -> Form:

@@ -13,7 +13,11 @@ import autopar
 from autopar.cluster import Cluster
 from autopar.cluster.target import Target
 from autopar.cost.kernels import COPY, stored_kernels
-from autopar.cost.merged_products import seconds_saved_by_merging, with_products_merged
+from autopar.cost.merged_products import (
+    products_alike,
+    seconds_saved_by_merging,
+    with_products_merged,
+)
 from autopar.cost.prices import Prices, elementwise_seconds, product_seconds
 from autopar.cost.sizes import Sizes
 from autopar.ir.compiler_options import MERGED_PRODUCTS, merged_options
@@ -225,7 +229,7 @@ def test_what_products_read_of_merged_ones_is_cut_out() -> None:
     sizes = Sizes(program.part.graph, found.plan.mesh, "gpu")
     block, given = program.listing.block, sizes.inputs(program.listing)
     stored = stored_kernels(block, sizes, given, lambda *_: 0)
-    merged = with_products_merged(stored, block, sizes)
+    merged = with_products_merged(stored, products_alike(block, sizes))
     weights = [i.value.name for i in program.part.graph.inputs[:2]]
     one, other = (k.makes[0] for w in weights for k in stored.kernels if w in k.reads)
     makers = {name: k for k in merged.kernels for name in k.makes}

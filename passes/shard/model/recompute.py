@@ -128,6 +128,12 @@ class Cuts:
         needed = sum(given.kept[i].nbytes for i in given.reached if given.kept[i].needed)
         self._unit = sum(r.seconds for r in given.repeats) / max(needed, 1.0)
 
+    def weighed(self, again: frozenset[int]) -> Cut:
+        """The cut that repeats these ops."""
+        if again not in self._known:
+            self._known[again] = Cut(again, self._given.seconds(again), self._peak(again))
+        return self._known[again]
+
     def cheapest(self, prices: Sequence[float]) -> frozenset[int]:
         """The ops to repeat at a price per byte for each value."""
         given = tuple(prices)
@@ -162,7 +168,7 @@ class Cuts:
             return min(fitting, key=lambda found: (found.seconds, found.peak_bytes))
         # 3. Nothing is enough: the least that any leaves.
         lowest = min(tried, key=lambda found: (found.peak_bytes, found.seconds))
-        return lowest if lowest.peak_bytes < self._peak(frozenset()) else None
+        return lowest if lowest.peak_bytes < self.weighed(frozenset()).peak_bytes else None
 
     def _between_prices(self, low: float, high: float, limit_bytes: float) -> Cut:
         """The least that fits between a price that does not and one that does."""
@@ -240,10 +246,7 @@ class Cuts:
         return self._cut(prices)
 
     def _cut(self, prices: Sequence[float]) -> Cut:
-        again = self.cheapest(prices)
-        if again not in self._known:
-            self._known[again] = Cut(again, self._given.seconds(again), self._peak(again))
-        return self._known[again]
+        return self.weighed(self.cheapest(prices))
 
     @cached_property
     def _relaxation(self) -> _Relaxation:
