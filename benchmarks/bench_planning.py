@@ -2,8 +2,9 @@
 
 `python -m benchmarks.bench_planning [CASE...]` runs the named cases, or all in turn. A case's parts
 are JAX's own tracing with the graph made of it, the building of the sharding problem, its solving,
-the lowering to a listing, and the rest (memory, the plan itself). The last line of the GPT cases
-gives the growth of build + solve from 12 to 96 layers.
+the lowering to a listing, and the rest (memory, the plan itself). Cases "at" a share are planned
+within so much of what the plan without a limit holds, on any mesh of up to two axes. The last line
+of the GPT cases gives the growth of build + solve from 12 to 96 layers.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ CASES: dict[str, tuple[Callable[[], models.Model], dict[str, Any]]] = {
     "llama-8b": (lambda: models.llama(remat=True), _LLAMA),
     "llama-8b scan": (lambda: models.llama(remat=True, scan=True), _LLAMA),
     "deepseek-671b scan": (deepseek, {"cluster": "v5p:8x8x8", "mesh": (8, 8, 8)}),
+}
+# Cases within a share of what the plan without a limit holds.
+WITHIN: dict[str, tuple[Callable[[], models.Model], float]] = {
+    "gpt-4x768 at 0.7": (_gpt(4), 0.7),
+    "gpt-24x768 at 0.6": (_gpt(24), 0.6),
+    "gpt-12x768 scan at 0.9": (_gpt(12, scan=True), 0.9),
 }
 _INNER = {"build": "build", "solve": "solve", "lower": "lower"}
 
@@ -78,6 +85,25 @@ def measured(name: str, build: Callable[[], models.Model], options: dict[str, An
     }
 
 
+def measured_within(name: str, build: Callable[[], models.Model], share: float) -> Any:
+    """Seconds of planning within a share of the bytes that the plan without a limit holds."""
+    create, step, batch = build()
+    state = jax.eval_shape(create, jax.random.key(0))
+    roomy = autopar.plan(step, state, batch, cluster="8xh100")
+    limit = share * roomy.prediction.peak_bytes / 2**30
+    start = time.perf_counter()
+    plan = autopar.plan(step, state, batch, cluster="8xh100", memory_gb=limit)
+    return {
+        "case": name,
+        "total_seconds": round(time.perf_counter() - start, 3),
+        "mesh": str(plan.mesh),
+        "share_held": round(plan.prediction.peak_bytes / roomy.prediction.peak_bytes, 3),
+        "roomy_step_seconds": roomy.prediction.seconds,
+        "predicted_step_seconds": plan.prediction.seconds,
+        "outcome": plan.outcome.sentence,
+    }
+
+
 def _pinned(plan: autopar.Plan) -> tuple[str, tuple[tuple[str, ...] | None, ...]]:
     """The largest parameter's path, and a pin that takes one mesh axis off it."""
     state = [a for a in plan.arguments if a.role == "state" and "params" in a.path]
@@ -92,7 +118,10 @@ def _pinned(plan: autopar.Plan) -> tuple[str, tuple[tuple[str, ...] | None, ...]
 def main(names: list[str]) -> None:
     """The named cases, or every one, in turn."""
     spent: dict[str, float] = {}
-    for name in names or list(CASES):
+    for name in names or [*CASES, *WITHIN]:
+        if name in WITHIN:
+            print(json.dumps(measured_within(name, *WITHIN[name])), flush=True)
+            continue
         line = measured(name, *CASES[name])
         spent[name] = line["build_seconds"] + line["solve_seconds"]
         print(json.dumps(line), flush=True)

@@ -22,7 +22,14 @@ from autopar.ir.stages import Submesh
 from autopar.passes.base import NO_LIMIT_BYTES, AbstractSharding, Setting, Watcher
 from autopar.passes.lower.listing import lower_graph
 from autopar.passes.pipeline import PassPipeline
-from autopar.passes.shard.diagnose.why import Case, anew, case_of
+from autopar.passes.shard.diagnose.why import (
+    Answer,
+    Case,
+    anew,
+    brought_near,
+    case_of,
+    cheapest_with,
+)
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.read import Readings
 from autopar.passes.shard.model.residuals import Residuals
@@ -754,9 +761,10 @@ def around_arguments(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
     if step.form.graph.op_count > _FEW or context.request.method != "auto":
         return best
     setting, fastest, allowed = context.setting(limit), best, limit
+    known: dict[tuple[bool, bool, int, int], Answer] = {}
     for _ in range(_ROUNDS):
         around, over = fastest, 0
-        for sharding in _other_layouts(step, around, allowed):
+        for sharding in _other_layouts(step, around, allowed, known):
             plan = step.lowered(sharding, setting)
             if not _is_faster(plan, fastest):
                 continue
@@ -824,16 +832,30 @@ def _longest_moved(case: Case, plan: MeshPlan) -> list[int]:
     return sorted((n for n in seconds if seconds[n]), key=lambda n: (-seconds[n], n))
 
 
-def _other_layouts(step: StepOnMesh, best: MeshPlan, memory_bytes: int) -> Iterator[ShardingPlan]:
-    """Shardings around another layout of a large argument, by their sums; the best is left out."""
+def _other_layouts(
+    step: StepOnMesh,
+    best: MeshPlan,
+    memory_bytes: int,
+    known: dict[tuple[bool, bool, int, int], Answer],
+) -> Iterator[ShardingPlan]:
+    """Shardings around another layout of a large argument, by their sums; the best is left out.
+
+    What was found the cheapest with a layout around another plan, or within more, is `known`.
+    """
     found: dict[tuple[int, ...], tuple[float, Case]] = {}
     # 1. One argument is laid otherwise: the rest, with moves beside work, and with all waited for.
     for all_exposed in (False, True):
         case = step.case_of(best, memory_bytes, all_exposed)
+        within = replace(case.posed.assembled.problem, limit_bytes=memory_bytes)
         found.setdefault(case.chosen, (math.inf, case))
         for node in _largest_arguments(case, best):
             for choice in range(len(case.choices(node))):
-                answer = anew(case, {node: choice}, memory_bytes)
+                fixed = {node: choice}
+                place = case.reuse_gathered, all_exposed, node, choice
+                before = known[place].choice if place in known else None
+                if before is None or (before and not within.fits(before)):
+                    known[place] = cheapest_with(case, fixed, memory_bytes)
+                answer = brought_near(case, known[place], fixed, memory_bytes)
                 if answer.choice and answer.choice not in found:
                     found[answer.choice] = answer.seconds / case.seconds, case
     # 2. Those whose sums are near.

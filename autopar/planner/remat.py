@@ -55,7 +55,7 @@ class LeanerForms:
 
     @cached_property
     def cuts(self) -> Cuts:
-        """What may be made again."""
+        """The choices of what is made again, each weighed once."""
         return Cuts(self.residuals.tradeoff, self.residuals.peak)
 
     def within(self, allowed_bytes: int) -> Recomputation | None:

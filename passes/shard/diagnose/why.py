@@ -155,6 +155,19 @@ def anew(case: Case, fixed: Mapping[int, int], limit_bytes: float) -> Answer:
 
     Memory counts where the cheapest of all is too large.
     """
+    return brought_near(case, cheapest_with(case, fixed, limit_bytes), fixed, limit_bytes)
+
+
+def brought_near(case: Case, found: Answer, fixed: Mapping[int, int], limit_bytes: float) -> Answer:
+    """The cheapest assignment with some nodes fixed, no further from the plan than that asks."""
+    if not found.choice:
+        return found
+    choice = homed(case, found.choice, fixed, limit_bytes)
+    return replace(found, choice=choice, seconds=case.posed.assembled.problem.seconds(choice))
+
+
+def cheapest_with(case: Case, fixed: Mapping[int, int], limit_bytes: float) -> Answer:
+    """The cheapest assignment with some nodes fixed, however far from the plan."""
     narrowed, start = _fixed(case, fixed)
     within = replace(narrowed.problem, limit_bytes=limit_bytes)
     choice = solve(replace(narrowed.problem, usages=()), lambda: start, QUICK).choice
@@ -164,7 +177,7 @@ def anew(case: Case, fixed: Mapping[int, int], limit_bytes: float) -> Answer:
     needed = needed_bytes(within)
     if not choice:
         return Answer((), float("inf"), needed, is_bound)
-    choice = homed(case, narrowed.restore(choice), fixed, limit_bytes)
+    choice = narrowed.restore(choice)
     return Answer(choice, case.posed.assembled.problem.seconds(choice), needed, is_bound)
 
 
