@@ -37,8 +37,9 @@ _CLOSE = 3e-6
 _GUESSED_EDGES = 5_000  # past which the first answer is left to the dual
 # Units of work a thousand edge entries, and at least, in turn while the gap is wide.
 _LEVELS = ((1, 60), (4, 100), (8, 200), (20, 300), (48, 400))
-_WORTH_SECONDS = 1e-3  # of the seconds, that a level must save to be followed by another,
-_WORTH_GAP = 0.25  # or of the gap, that it must close
+# Where memory binds a level is followed by another if it saves so much of the seconds, or closes so
+# much of the gap.
+_WORTH_SECONDS, _WORTH_GAP = 1e-3, 0.25
 _UNAIDED = 3  # levels that mostly prove an answer where memory does not bind, and need no start
 _GOOD_GAP = 0.01  # at which no more work is spent where memory binds: the bound is seldom tight
 _MOST = 1_000_000  # entries for which work is given
@@ -263,7 +264,8 @@ class _Search:
     def _meters(self) -> Iterator[tuple[int, AbstractMeter]]:
         """The meter of the deadline, or of the work asked for; else one for each level of work.
 
-        There is a next level as long as the gap is wide, and the last has brought something.
+        There is a next level as long as the gap is wide and, where memory binds, the last one has
+        brought something. Without limits work is what proves an answer.
         """
         if self._deadline is not None:
             yield 0, self._deadline.meter()
@@ -276,10 +278,10 @@ class _Search:
             saved = self._seconds <= seconds * (1 - _WORTH_SECONDS)
             closed = self._seconds - self.bound <= gap * (1 - _WORTH_GAP)
             seconds, gap = self._seconds, self._seconds - self.bound
-            good = self._good_gap if self.price > 0 or i > 1 else _PROVEN
+            good = self._good_gap if self.price > 0 or i >= _UNAIDED else _PROVEN
             if i and self.choice and gap <= good * seconds:
                 return
-            if i > max(self._unaided, 1) and not (saved or closed):
+            if i > 1 and self.price > 0 and not (saved or closed):
                 return
             work = max(int(rate * min(self._entries, _MOST) / 1e3), least)
             yield i, WorkMeter(work, self._effort.quick)
