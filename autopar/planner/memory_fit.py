@@ -580,8 +580,9 @@ def _kept(step: StepOnMesh, roomy: MeshPlan) -> MeshPlan:
     best, spent, limit = roomy, roomy.spent, step.context.request.budget_bytes
     if spent.exposed > _WAITED * spent.communication:
         waits = step.waiting(NO_LIMIT_BYTES)
-        if waits is not None and waits.seconds < roomy.seconds * (1 - _CLEARLY):
-            best = waits if fits(waits, limit) else roomy
+        clearly = roomy.seconds * (1 - _CLEARLY)
+        if waits is not None and waits.seconds < clearly and fits(waits, limit):
+            best = waits
     # Only where that is waited for long: what this saves is some quarter of it.
     if roomy.repeated_seconds > _WORTH_KEEPING * roomy.seconds:
         kept = step.keeping()

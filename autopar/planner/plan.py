@@ -254,7 +254,8 @@ def _with_more_devices(lean: Form, request: Request) -> Iterator[str]:
             continue
         if fits(found, asked.budget_bytes):
             yield f"{larger.name} ({show_bytes(found.peak_bytes)} a device)"
-        if found.peak_bytes <= asked.budget_bytes or found.peak_bytes > _LESS * before:
+            return
+        if found.peak_bytes > _LESS * before:
             return
         before = found.peak_bytes
 

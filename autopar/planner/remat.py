@@ -48,7 +48,7 @@ class LeanerForms:
     residuals: Residuals
     peak_bytes: int
 
-    @cached_property
+    @property
     def whole_bytes(self) -> float:
         """The peak that the cut sees where nothing is recomputed."""
         return self.cuts.weighed(frozenset()).peak_bytes
