@@ -149,6 +149,22 @@ def test_backward_scan_makes_what_the_forward_scan_stacked() -> None:
     assert {"tanh", "dot_general"} <= {op.kind for op in scan.graphs[0].ops}
 
 
+def test_what_a_backward_scan_makes_again_waits_for_its_carry_and_weights_do_not() -> None:
+    step = traced(_scanned, W, X)
+    graph = build(step)
+    new = checked(rematerialize(step, _forward(graph, "dot_general", "tanh", "sin")))
+    scan = next(op for op in new.ops if op.kind == "scan" and op.origin.region == "backward")
+    body = scan.graphs[0]
+    carry, weight, *_ = (i.value.name for i in body.inputs)
+    (fence,) = (op for op in body.ops if op.kind == "remat2")
+    assert fence.results[0].shape == X.shape
+    assert str(fence.operands[-1]) == carry
+    made = {r.name: op for op in body.ops for r in op.results}
+    (activated,) = (op for op in body.ops if op.kind == "tanh")
+    product = made[str(activated.operands[0])]
+    assert [str(o) for o in product.operands] == [fence.results[0].name, weight]  # not fenced
+
+
 def test_the_same_choice_gives_the_same_program() -> None:
     step = zoo_step("lstm")
     names = _forward(build(step), "tanh", "logistic", "mul", "dot_general")

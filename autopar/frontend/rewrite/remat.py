@@ -12,13 +12,16 @@ repetition with the first copy nor start it early.
 
 A scan whose stacked results a backward scan takes slice by slice: the chosen ones are no longer
 stacked but computed in the backward scan's body, from the carry that enters each trip (stacked
-in their place where nobody kept it), the slices and the constants.
+in their place where nobody kept it), the slices and the constants. What was stacked passes through
+a fence with a carry of the backward scan: XLA may run the first backward trip outside the loop, for
+collectives of later trips to run beside it, and would be free to make these values again before
+the loss, whose logits it then holds beside them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,18 +98,15 @@ class _Scope:
         kept = [r for r in ran if chosen.isdisjoint(r[2])]
         again = [r for r in ran if not chosen.isdisjoint(r[2])]
         self._weights = merely_cast(again, with_casts(kept, weights))  # may be there early
+        self._triggers = _triggers(program)
         self._again: dict[Ref, Ref] = {}  # forward value -> the same made again
         self._fenced: dict[Ref, Ref] = {}  # forward value -> the same behind a fence
-        self._varies = set(program.inputs)  # values that no compiler can compute beforehand
         self._backward: set[Ref] = set()
         self._latest: Ref | None = None
 
     def rewritten(self) -> Iterator[Equation]:
         """The equations in order, repetitions before the first backward equation to need them."""
         for equation, region in zip(self._equations, self._regions, strict=True):
-            # Values made of literals alone are folded by XLA: such a one cannot tell when to start.
-            if not self._varies.isdisjoint(refs(equation.operands)):
-                self._varies.update(equation.results)
             if region != "backward":
                 yield equation
                 continue
@@ -115,16 +115,12 @@ class _Scope:
             if steps:
                 # A value that shows that the backward pass has come this far.
                 near = (r for r in refs(equation.operands) if r in self._backward)
-                trigger = next(filter(self._triggers, near), self._latest)
+                trigger = next(filter(self._triggers.__contains__, near), self._latest)
                 yield from self._repeated(steps, trigger)
             yield replace(equation, operands=rename(equation.operands, self._again))
             self._backward.update(equation.results)
-            self._latest = next(filter(self._triggers, equation.results), self._latest)
-
-    def _triggers(self, ref: Ref) -> bool:
-        aval = self._avals[ref]
-        able = jnp.issubdtype(aval.dtype, jnp.floating) and all(aval.shape)
-        return able and ref in self._varies
+            shown = filter(self._triggers.__contains__, equation.results)
+            self._latest = next(shown, self._latest)
 
     def _repeated(self, steps: Sequence[Equation], trigger: Ref | None) -> Iterator[Equation]:
         made = {r for step in steps for r in step.results} | self._again.keys()
@@ -157,21 +153,41 @@ class _Scope:
 
     def _fence(self, sources: Sequence[Ref], trigger: Ref | None, line: str) -> Equation:
         operands = (*sources, *(() if trigger is None else (trigger,)))
-        avals = tuple(self._avals[r] for r in operands)
-        inner = tuple(next(self._fresh) for _ in operands)
-        results = tuple(next(self._fresh) for _ in operands)
-        self._fenced.update(zip(sources, results, strict=False))
-        return Equation(
-            primitive=_FENCE,
-            params={"prevent_cse": True},
-            operands=operands,
-            operand_shapes=tuple(tuple(a.shape) for a in avals),
-            results=results,
-            result_avals=avals,
-            bodies=(FlatProgram(inner, avals, (), inner),),
-            name_stack=AGAIN,
-            line=line,
-        )
+        fence = _fence({r: self._avals[r] for r in operands}, self._fresh, line)
+        self._fenced.update(zip(sources, fence.results, strict=False))
+        return fence
+
+
+def _triggers(program: FlatProgram) -> frozenset[Ref]:
+    """The values of a program that can show how far it has come, if a fence has them too.
+
+    XLA folds what is made of literals alone: that is there from the start.
+    """
+    varies = set(program.inputs)
+    for equation in program.equations:
+        if not varies.isdisjoint(refs(equation.operands)):
+            varies.update(equation.results)
+    avals = dict(program.avals())
+    return frozenset(
+        r for r in varies if jnp.issubdtype(avals[r].dtype, jnp.floating) and all(avals[r].shape)
+    )
+
+
+def _fence(values: Mapping[Ref, Any], fresh: Iterator[Ref], line: str) -> Equation:
+    """A fence around values, by what they are: none of its results is there before all of them."""
+    avals = tuple(values.values())
+    inner = tuple(next(fresh) for _ in avals)
+    return Equation(
+        primitive=_FENCE,
+        params={"prevent_cse": True},
+        operands=tuple(values),
+        operand_shapes=tuple(tuple(a.shape) for a in avals),
+        results=tuple(next(fresh) for _ in avals),
+        result_avals=avals,
+        bodies=(FlatProgram(inner, avals, (), inner),),
+        name_stack=AGAIN,
+        line=line,
+    )
 
 
 # -- recomputation inside backward scans: slices that the forward scan stacked are made anew --
@@ -192,6 +208,8 @@ def _join_scans(
         if e.primitive.name == "scan" and region == "forward"
         for r in e.results[e.params["num_carry"] :]
     }
+    made = itertools.compress(equations, [region == "backward" for region in regions])
+    triggers = _triggers(program).intersection(r for e in made for r in e.results)
     joined: set[int] = set()
     for i, region in enumerate(regions):
         if equations[i].primitive.name != "scan" or region != "backward":
@@ -200,7 +218,7 @@ def _join_scans(
         for source in sorted({stacks[r] for r in scanned if r in stacks}):
             # Trip k of the one reads what trip k of the other stacked.
             if equations[source].params["length"] == equations[i].params["length"]:
-                pair = _Pair(equations[source], equations[i], chosen, fresh)
+                pair = _Pair(equations[source], equations[i], chosen, triggers, fresh)
                 equations[source], equations[i] = pair.joined()
                 joined.add(source)
     read = {r for e in equations for r in refs(e.operands)} | set(refs(program.outputs))
@@ -225,11 +243,24 @@ def _prune(scan: Equation, read: set[Ref]) -> Equation:
     )
 
 
+def _weights(scan: Equation) -> frozenset[Ref]:
+    """What a scan's body is given beside its carry, and casts of that: it may be there early."""
+    body, consts = scan.bodies[0], scan.params["num_consts"]
+    given = (*body.inputs[:consts], *body.inputs[_first_slice(scan) :])
+    ran = [(e.primitive.name, tuple(refs(e.operands)), e.results) for e in body.equations]
+    return with_casts(ran, given)
+
+
 class _Pair:
     """A forward scan and a backward scan over what it stacked."""
 
     def __init__(
-        self, forward: Equation, backward: Equation, chosen: frozenset[Ref], fresh: Iterator[Ref]
+        self,
+        forward: Equation,
+        backward: Equation,
+        chosen: frozenset[Ref],
+        triggers: frozenset[Ref],
+        fresh: Iterator[Ref],
     ) -> None:
         self._forward, self._backward, self._fresh = forward, backward, fresh
         self._makers = makers_of(forward.bodies[0].equations, chosen)
@@ -247,6 +278,12 @@ class _Pair:
         self._consts: list[tuple[Ref, Any, Ref | Const]] = []  # inner, aval, operand
         self._added: list[tuple[Ref, Any, Ref | Const]] = []
         self._stacked: list[tuple[Ref, Ref]] = []  # (new result, value of the forward body)
+        # A carry that shows that the backward pass has come this far.
+        consts = backward.params["num_consts"]
+        carried = zip(body.inputs[consts:start], backward.operands[consts:start], strict=True)
+        self._trigger = next((r for r, given in carried if given in triggers), None)
+        self._fenced: dict[Ref, Ref] = {}  # slice of what was stacked -> the same behind a fence
+        self._weights = _weights(forward)
 
     def joined(self) -> tuple[Equation, Equation]:
         """Both scans rewritten, the forward one with what nobody reads any more."""
@@ -261,7 +298,17 @@ class _Pair:
             equations.append(replace(equation, operands=self._read(equation.operands, again)))
         equations += self._repeated(refs(body.outputs), again)
         outputs = self._read(body.outputs, again)
-        return self._stacking(), self._slicing(tuple(equations), outputs)
+        return self._stacking(), self._slicing((*self._fences(), *equations), outputs)
+
+    def _fences(self) -> Iterator[Equation]:
+        """The fence between what was stacked and what is made of it again."""
+        if not self._fenced or self._trigger is None:
+            return
+        body = self._backward.bodies[0]
+        avals = dict(zip(body.inputs, body.input_avals, strict=True))
+        avals.update((inner, aval) for inner, aval, _ in self._added)
+        fence = _fence({r: avals[r] for r in (*self._fenced, self._trigger)}, self._fresh, "")
+        yield replace(fence, results=(*self._fenced.values(), fence.results[-1]))
 
     def _repeated(self, wanted: Iterator[Ref], again: dict[Ref, Ref]) -> list[Equation]:
         made = [self._dropped[r] for r in wanted if r in self._dropped]
@@ -300,9 +347,14 @@ class _Pair:
         outputs = self._forward.bodies[0].outputs[self._forward.params["num_carry"] :]
         if value in outputs:
             stacked = self._forward.results[self._forward.params["num_carry"] :]
-            return self._slice(stacked[outputs.index(value)], value)
+            return self._behind_fence(self._slice(stacked[outputs.index(value)], value), value)
         self._stacked.append((next(self._fresh), value))
-        return self._slice(self._stacked[-1][0], value)
+        return self._behind_fence(self._slice(self._stacked[-1][0], value), value)
+
+    def _behind_fence(self, inner: Ref, value: Ref) -> Ref:
+        if self._trigger is None or value in self._weights:
+            return inner
+        return self._fenced.setdefault(inner, next(self._fresh))
 
     def _slice(self, operand: Ref | Const, value: Ref) -> Ref:
         for inner, held in self._slices.items():
