@@ -9,6 +9,7 @@ placed knows the links that collectives over each of its axes cross.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -265,6 +266,37 @@ def mesh_shapes(device_count: int, max_axes: int = 2) -> tuple[MeshShape, ...]:
         for count in range(1, max_axes + 1)
         for sizes in _products(device_count, count)
     )
+
+
+def apart(cluster: Cluster, meshes: Sequence[MeshShape]) -> tuple[MeshShape, ...]:
+    """The meshes without those that are one before them with its axes in another order.
+
+    On one switch 2 x 4 and 4 x 2 devices are such: whatever is sharded over the axes of one mesh
+    can be over those of the other, and each collective crosses the same links.
+    Raises MeshError where one does not lie on the cluster.
+    """
+    found: list[MeshShape] = []
+    for mesh in meshes:
+        if not any(_is_reordered(cluster, mesh, other) for other in found):
+            found.append(mesh)
+    return tuple(found)
+
+
+def _is_reordered(cluster: Cluster, mesh: MeshShape, other: MeshShape) -> bool:
+    if sorted(mesh.sizes) != sorted(other.sizes):
+        return False
+    rows = range(len(mesh.sizes))
+    groups = [g for count in rows for g in itertools.combinations(rows, count + 1)]
+
+    def is_same(order: Sequence[int]) -> bool:
+        sizes = tuple(other.sizes[r] for r in order)
+        return sizes == mesh.sizes and all(
+            axis_links(cluster, mesh, [mesh.names[r] for r in group])
+            == axis_links(cluster, other, [other.names[order[r]] for r in group])
+            for group in groups
+        )
+
+    return any(map(is_same, itertools.permutations(rows)))
 
 
 def _products(total: int, count: int) -> list[tuple[int, ...]]:

@@ -274,19 +274,15 @@ def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:
 
 def _meshes(request: Request) -> tuple[MeshShape, ...]:
     """The request's own mesh, or the candidates that its method makes sense on."""
-    count = request.cluster.device_count
     if request.mesh is not None:
         return (request.mesh,)
+    count = request.cluster.device_count
     if request.method in ("dp", "zero1", "zero2", "fsdp"):
         return mesh_shapes(count, 1)
-    shapes = mesh_shapes(count, request.mesh_axes)
+    found = request.meshes_on(request.cluster)
+    if request.pins and len(found) < len(mesh_shapes(count, request.mesh_axes)):
+        meshes = " ".join(f"({mesh})" for mesh in found)
+        LOGGER.info("only meshes with the axes that pins name are tried: %s", meshes)
     if request.method in ("hsdp", "fsdp+tp"):  # two kinds of axis
-        shapes = tuple(s for s in shapes if len(s.names) > 1) or shapes
-    named = {a for _, dims in request.pins for axes in dims for a in axes}
-    able = tuple(s for s in shapes if named <= set(s.names))
-    if able and len(able) < len(shapes):
-        LOGGER.info(
-            "pins name %s: only meshes with such axes are tried, %s",
-            ", ".join(sorted(named)), " ".join(f"({shape})" for shape in able),
-        )  # fmt: skip
-    return able or shapes
+        return tuple(s for s in found if len(s.names) > 1) or found
+    return found

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, mesh_shapes
+from autopar.cluster.placement import apart
 from autopar.ir.compiler_options import CompilerOptions
 from autopar.ir.graph import Graph
 from autopar.ir.paths import meant
@@ -126,6 +127,18 @@ class Request:
         """The same with a single stage in so many microbatches."""
         passes = PassPipeline.of_options(microbatches=microbatches)
         return replace(self, passes=replace(passes, shard=self.shard))
+
+    def meshes_on(self, cluster: Cluster) -> tuple[MeshShape, ...]:
+        """The meshes to search on all devices of a cluster: with the pinned axes, where some have.
+
+        Recipes and pins tell axes by their names. To `auto` alone, meshes that differ in the order
+        of their axes are one where the links are alike.
+        """
+        found = mesh_shapes(cluster.device_count, self.mesh_axes)
+        if self.method == "auto" and not self.pins:
+            return apart(cluster, found)
+        named = {a for _, dims in self.pins for axes in dims for a in axes}
+        return tuple(mesh for mesh in found if named <= set(mesh.names)) or found
 
     @property
     def is_one_program(self) -> bool:

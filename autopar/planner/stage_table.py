@@ -22,8 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
-from autopar.cluster import Cluster, mesh_shapes
-from autopar.cluster.placement import SubmeshShape, submesh_shapes
+from autopar.cluster import Cluster
+from autopar.cluster.placement import SubmeshShape, cut_out, submesh_shapes
 from autopar.cost.stage import StageCost
 from autopar.errors import InfeasibleError, ScheduleError
 from autopar.ir.batching import Batching
@@ -133,10 +133,7 @@ def _meshes(shape: SubmeshShape, request: Request) -> tuple[MeshShape, ...]:
     """The logical meshes to try on a submesh: the request's own, or those with the pinned axes."""
     if request.mesh is not None:
         return (request.mesh,) if request.mesh.device_count == shape.device_count else ()
-    found = _near(mesh_shapes(shape.device_count, request.mesh_axes), request.cluster)
-    named = {a for _, dims in request.pins for axes in dims for a in axes}
-    able = tuple(mesh for mesh in found if named <= set(mesh.names))
-    return able or found
+    return _near(request.meshes_on(cut_out(request.cluster, shape)), request.cluster)
 
 
 def _near(meshes: Sequence[MeshShape], cluster: Cluster) -> tuple[MeshShape, ...]:

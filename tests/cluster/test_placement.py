@@ -7,6 +7,7 @@ import math
 import pytest
 
 from autopar.cluster import Cluster, axis_links, device_order, mesh_shapes
+from autopar.cluster.placement import apart
 from autopar.cluster.switch import greedy_shares
 from autopar.cluster.torus import torus_shares
 from autopar.errors import MeshError
@@ -107,3 +108,19 @@ def test_mesh_shapes() -> None:
     assert [s.sizes for s in mesh_shapes(7, 3)] == [(7,)]
     with pytest.raises(MeshError, match="at least 1 device"):
         mesh_shapes(0)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "axes", "left"),
+    [
+        ("8xh100", 2, ["data=8", "data=2, model=4"]),  # one switch
+        ("2x8xh100", 2, ["data=16", "data=2, model=8", "data=4, model=4", "data=8, model=2"]),
+        # Axes of 4 and 8 take a direction of the torus each, whichever comes first.
+        ("v5e:4x8", 2, ["data=32", "data=2, model=16", "data=4, model=8", "data=16, model=2"]),
+    ],
+)
+def test_meshes_are_apart_where_an_axis_crosses_other_links(
+    cluster: str, axes: int, left: list[str]
+) -> None:
+    target = Cluster.parse(cluster)
+    assert [str(m) for m in apart(target, mesh_shapes(target.device_count, axes))] == left
