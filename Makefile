@@ -16,7 +16,7 @@ PYTHON313 ?= $(shell $(call first_python,python3.13 \
   $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-ci test-all smoke lint format bench figures docs clean
+.PHONY: help demo test test-ci test-all smoke lint mypy pyright format bench figures docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -47,9 +47,11 @@ endif
 lint: .venv/.test  ## style, types and floors
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pyright
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory -j 2 mypy pyright
+
+mypy pyright: .venv/.test
+	$(BIN)/$@
 
 format: .venv/.test  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

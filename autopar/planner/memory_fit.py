@@ -763,10 +763,13 @@ def around_arguments(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
         return best
     setting, fastest, allowed = context.setting(limit), best, limit
     known: dict[tuple[bool, bool, int, int], Answer] = {}
+    listed: dict[tuple[bool, tuple[int, ...]], MeshPlan] = {}
     for _ in range(_ROUNDS):
         around, over = fastest, 0
-        for sharding in _other_layouts(step, around, allowed, known):
-            plan = step.lowered(sharding, setting)
+        for case, choice in _other_layouts(step, around, allowed, known):
+            key = case.reuse_gathered, choice
+            plan = listed.get(key) or step.lowered(case.plan(choice), setting)
+            listed[key] = plan
             if not _is_faster(plan, fastest):
                 continue
             if fits(plan, limit):
@@ -838,8 +841,8 @@ def _other_layouts(
     best: MeshPlan,
     memory_bytes: int,
     known: dict[tuple[bool, bool, int, int], Answer],
-) -> Iterator[ShardingPlan]:
-    """Shardings around another layout of a large argument, by their sums; the best is left out.
+) -> Iterator[tuple[Case, tuple[int, ...]]]:
+    """Choices around another layout of a large argument, by their sums; the best is left out.
 
     What was found the cheapest with a layout around another plan, or within more, is `known`.
     """
@@ -862,7 +865,7 @@ def _other_layouts(
     # 2. Those whose sums are near.
     near = sorted((share, key) for key, (share, _) in found.items() if share <= 1 + _AROUND)
     for _, key in near[:_LISTED]:
-        yield found[key][1].plan(key)
+        yield found[key][1], key
 
 
 def _largest_arguments(case: Case, plan: MeshPlan) -> list[int]:

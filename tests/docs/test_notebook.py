@@ -19,7 +19,7 @@ def test_the_notebook_is_that_of_the_page() -> None:
     assert kept == script["notebook"](), "run `python -m docs.tutorial.make`"
 
 
-@pytest.mark.ci  # the page's own blocks run by default
+@pytest.mark.slow  # they are the blocks of the page, which run in `make test-ci`
 @pytest.mark.usefixtures("folder_of_a_reader")
 def test_the_cells_of_the_notebook_run() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
