@@ -244,7 +244,7 @@ def _prune(scan: Equation, read: set[Ref]) -> Equation:
 
 
 def _weights(scan: Equation) -> frozenset[Ref]:
-    """What a scan's body is given beside its carry, and casts of that: it may be there early."""
+    """Values that a scan's body is given beside its carry, and their casts: they may be early."""
     body, consts = scan.bodies[0], scan.params["num_consts"]
     given = (*body.inputs[:consts], *body.inputs[_first_slice(scan) :])
     ran = [(e.primitive.name, tuple(refs(e.operands)), e.results) for e in body.equations]
