@@ -12,10 +12,10 @@ repetition with the first copy nor start it early.
 
 A scan whose stacked results a backward scan takes slice by slice: the chosen ones are no longer
 stacked but computed in the backward scan's body, from the carry that enters each trip (stacked
-in their place where nobody kept it), the slices and the constants. What was stacked passes through
-a fence with a carry of the backward scan: XLA may run the first backward trip outside the loop, for
-collectives of later trips to run beside it, and would be free to make these values again before
-the loss, whose logits it then holds beside them.
+in their place where nobody kept it), the slices and the constants. A carry of which all is made
+again passes through a fence with a carry of the backward scan: XLA may run the first backward trip
+outside the loop, for collectives of later trips to run beside it, and would be free to make its
+values again before the loss, whose logits it then holds beside them.
 """
 
 from __future__ import annotations
@@ -282,8 +282,7 @@ class _Pair:
         consts = backward.params["num_consts"]
         carried = zip(body.inputs[consts:start], backward.operands[consts:start], strict=True)
         self._trigger = next((r for r, given in carried if given in triggers), None)
-        self._fenced: dict[Ref, Ref] = {}  # slice of what was stacked -> the same behind a fence
-        self._weights = _weights(forward)
+        self._starts: dict[Ref, Ref] = {}  # slice of what was stacked -> value of the forward body
 
     def joined(self) -> tuple[Equation, Equation]:
         """Both scans rewritten, the forward one with what nobody reads any more."""
@@ -298,17 +297,29 @@ class _Pair:
             equations.append(replace(equation, operands=self._read(equation.operands, again)))
         equations += self._repeated(refs(body.outputs), again)
         outputs = self._read(body.outputs, again)
-        return self._stacking(), self._slicing((*self._fences(), *equations), outputs)
+        equations = self._fenced(equations, frozenset(again.values()))
+        return self._stacking(), self._slicing(tuple(equations), outputs)
 
-    def _fences(self) -> Iterator[Equation]:
-        """The fence between what was stacked and what is made of it again."""
-        if not self._fenced or self._trigger is None:
-            return
+    def _fenced(self, equations: list[Equation], made: frozenset[Ref]) -> list[Equation]:
+        """The equations; where all that is made again starts from the carry, behind a fence.
+
+        A slice behind a fence is copied, where kernels may else read it in its stack: of large
+        values that takes longer than it saves.
+        """
+        start = self._forward.params["num_consts"]
+        carried = self._forward.bodies[0].inputs[start : _first_slice(self._forward)]
+        starts = {r: v for r, v in self._starts.items() if v not in _weights(self._forward)}
+        if self._trigger is None or not starts or not set(carried).issuperset(starts.values()):
+            return equations
         body = self._backward.bodies[0]
         avals = dict(zip(body.inputs, body.input_avals, strict=True))
         avals.update((inner, aval) for inner, aval, _ in self._added)
-        fence = _fence({r: avals[r] for r in (*self._fenced, self._trigger)}, self._fresh, "")
-        yield replace(fence, results=(*self._fenced.values(), fence.results[-1]))
+        fence = _fence({r: avals[r] for r in (*starts, self._trigger)}, self._fresh, "")
+        behind = dict(zip(starts, fence.results, strict=False))
+        return [fence] + [
+            replace(e, operands=rename(e.operands, behind)) if made.issuperset(e.results) else e
+            for e in equations
+        ]
 
     def _repeated(self, wanted: Iterator[Ref], again: dict[Ref, Ref]) -> list[Equation]:
         made = [self._dropped[r] for r in wanted if r in self._dropped]
@@ -347,14 +358,12 @@ class _Pair:
         outputs = self._forward.bodies[0].outputs[self._forward.params["num_carry"] :]
         if value in outputs:
             stacked = self._forward.results[self._forward.params["num_carry"] :]
-            return self._behind_fence(self._slice(stacked[outputs.index(value)], value), value)
-        self._stacked.append((next(self._fresh), value))
-        return self._behind_fence(self._slice(self._stacked[-1][0], value), value)
-
-    def _behind_fence(self, inner: Ref, value: Ref) -> Ref:
-        if self._trigger is None or value in self._weights:
-            return inner
-        return self._fenced.setdefault(inner, next(self._fresh))
+            inner = self._slice(stacked[outputs.index(value)], value)
+        else:
+            self._stacked.append((next(self._fresh), value))
+            inner = self._slice(self._stacked[-1][0], value)
+        self._starts[inner] = value
+        return inner
 
     def _slice(self, operand: Ref | Const, value: Ref) -> Ref:
         for inner, held in self._slices.items():
