@@ -125,6 +125,16 @@ def test_a_step_of_many_ops_is_read_once_and_priced_once_a_mesh(
     assert sorted(priced) == ["data=2, model=4", "data=8"]  # 4 x 2 is the former here
 
 
+@pytest.mark.parametrize("cluster", ["8xcpu", "8xh100"])
+def test_a_mesh_that_is_left_out_has_the_plan_of_its_like(cluster: str) -> None:
+    step, args = mlp(3, width=256, rows=512)
+    kept, left_out = (
+        autopar.plan(step, *args, cluster=cluster, mesh=mesh) for mesh in ((2, 4), (4, 2))
+    )
+    assert kept.prediction.seconds == pytest.approx(left_out.prediction.seconds, rel=1e-9)
+    assert kept.prediction.peak_bytes == left_out.prediction.peak_bytes
+
+
 def test_the_lightest_plan_knows_of_copies() -> None:
     """Rows alone lay state over every device and gather it whole: as held, more than no limit."""
     step, args = CASES["mlp4-adam v5p:4x4x4/3 at 0.3"].build()
