@@ -21,7 +21,7 @@ values again before the loss, whose logits it then holds beside them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +42,7 @@ from autopar.frontend.rewrite.splice import (
 from autopar.frontend.trace.graph import build, step_regions
 from autopar.frontend.trace.inline import live
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs, rename
-from autopar.ir.control_flow import merely_cast, with_casts
+from autopar.ir.control_flow import Ran, merely_cast, with_casts
 from autopar.ir.values import Role
 
 _FENCE = jex.Primitive("remat2")
@@ -59,12 +59,13 @@ def rematerialize(traced: TracedStep, names: Collection[str]) -> TracedStep:
     chosen = frozenset(int(name.removeprefix("%")) for name in names)
     # What is added is numbered on, so that the same choice always gives the same program.
     program, regions, fresh = traced.program, step_regions(traced), traced.program.fresh()
+    triggers = _triggers(program, regions)
     # 1. Values in the bodies of forward scans, for backward scans.
-    program = replace(program, equations=_join_scans(program, regions, chosen, fresh))
+    program = replace(program, equations=_join_scans(program, regions, chosen, triggers, fresh))
     # 2. Values of the step itself; 3. what nothing reads any more is dropped.
     inputs = zip(program.inputs, traced.graph.inputs, strict=True)
     weights = [r for r, given in inputs if given.role is not Role.BATCH]
-    equations = list(_Scope(program, regions, chosen, weights, fresh).rewritten())
+    equations = list(_Scope(program, regions, chosen, weights, triggers, fresh).rewritten())
     program = replace(program, equations=live(equations, program.outputs))
     again = replace(traced, program=program)
     return replace(again, graph=build(again))
@@ -84,6 +85,7 @@ class _Scope:
         regions: Sequence[str],
         chosen: frozenset[Ref],
         weights: Collection[Ref],
+        triggers: frozenset[Ref],
         fresh: Iterator[Ref],
     ) -> None:
         self._fresh, self._regions, self._equations = fresh, regions, program.equations
@@ -91,17 +93,13 @@ class _Scope:
         able = [r == "forward" for r in regions]
         self._makers: Makers = makers_of(itertools.compress(program.equations, able), chosen)
         self._inputs = frozenset(program.inputs)
-        ran = [
-            (e.primitive.name, tuple(refs(e.operands)), e.results)
-            for e in itertools.compress(program.equations, able)
-        ]
+        ran = [_ran(e) for e in itertools.compress(program.equations, able)]
         kept = [r for r in ran if chosen.isdisjoint(r[2])]
         again = [r for r in ran if not chosen.isdisjoint(r[2])]
         self._weights = merely_cast(again, with_casts(kept, weights))  # may be there early
-        self._triggers = _triggers(program)
+        self._triggers = triggers
         self._again: dict[Ref, Ref] = {}  # forward value -> the same made again
         self._fenced: dict[Ref, Ref] = {}  # forward value -> the same behind a fence
-        self._backward: set[Ref] = set()
         self._latest: Ref | None = None
 
     def rewritten(self) -> Iterator[Equation]:
@@ -114,13 +112,13 @@ class _Scope:
             steps = steps_to(refs(equation.operands), self._makers, self._again)
             if steps:
                 # A value that shows that the backward pass has come this far.
-                near = (r for r in refs(equation.operands) if r in self._backward)
-                trigger = next(filter(self._triggers.__contains__, near), self._latest)
+                trigger = self._first_trigger(refs(equation.operands))
                 yield from self._repeated(steps, trigger)
             yield replace(equation, operands=rename(equation.operands, self._again))
-            self._backward.update(equation.results)
-            shown = filter(self._triggers.__contains__, equation.results)
-            self._latest = next(shown, self._latest)
+            self._latest = self._first_trigger(equation.results)
+
+    def _first_trigger(self, values: Iterable[Ref]) -> Ref | None:
+        return next((r for r in values if r in self._triggers), self._latest)
 
     def _repeated(self, steps: Sequence[Equation], trigger: Ref | None) -> Iterator[Equation]:
         made = {r for step in steps for r in step.results} | self._again.keys()
@@ -158,19 +156,26 @@ class _Scope:
         return fence
 
 
-def _triggers(program: FlatProgram) -> frozenset[Ref]:
-    """The values of a program that can show how far it has come, if a fence has them too.
+def _triggers(program: FlatProgram, regions: Sequence[str]) -> frozenset[Ref]:
+    """The values that show, in a fence, that the backward pass has come as far as them.
 
     XLA folds what is made of literals alone: that is there from the start.
     """
-    varies = set(program.inputs)
-    for equation in program.equations:
-        if not varies.isdisjoint(refs(equation.operands)):
-            varies.update(equation.results)
-    avals = dict(program.avals())
-    return frozenset(
-        r for r in varies if jnp.issubdtype(avals[r].dtype, jnp.floating) and all(avals[r].shape)
-    )
+    varies, found = set(program.inputs), set[Ref]()
+    for equation, region in zip(program.equations, regions, strict=True):
+        if varies.isdisjoint(refs(equation.operands)):
+            continue
+        varies.update(equation.results)
+        if region == "backward":
+            made = zip(equation.results, equation.result_avals, strict=True)
+            found.update(
+                r for r, a in made if jnp.issubdtype(a.dtype, jnp.floating) and all(a.shape)
+            )
+    return frozenset(found)
+
+
+def _ran(equation: Equation) -> Ran[Ref]:
+    return equation.primitive.name, tuple(refs(equation.operands)), equation.results
 
 
 def _fence(values: Mapping[Ref, Any], fresh: Iterator[Ref], line: str) -> Equation:
@@ -194,7 +199,11 @@ def _fence(values: Mapping[Ref, Any], fresh: Iterator[Ref], line: str) -> Equati
 
 
 def _join_scans(
-    program: FlatProgram, regions: Sequence[str], chosen: frozenset[Ref], fresh: Iterator[Ref]
+    program: FlatProgram,
+    regions: Sequence[str],
+    chosen: frozenset[Ref],
+    triggers: frozenset[Ref],
+    fresh: Iterator[Ref],
 ) -> tuple[Equation, ...]:
     """The program's equations, with chosen values of forward scans made in backward ones.
 
@@ -208,8 +217,6 @@ def _join_scans(
         if e.primitive.name == "scan" and region == "forward"
         for r in e.results[e.params["num_carry"] :]
     }
-    made = itertools.compress(equations, [region == "backward" for region in regions])
-    triggers = _triggers(program).intersection(r for e in made for r in e.results)
     joined: set[int] = set()
     for i, region in enumerate(regions):
         if equations[i].primitive.name != "scan" or region != "backward":
@@ -247,8 +254,7 @@ def _weights(scan: Equation) -> frozenset[Ref]:
     """Values that a scan's body is given beside its carry, and their casts: they may be early."""
     body, consts = scan.bodies[0], scan.params["num_consts"]
     given = (*body.inputs[:consts], *body.inputs[_first_slice(scan) :])
-    ran = [(e.primitive.name, tuple(refs(e.operands)), e.results) for e in body.equations]
-    return with_casts(ran, given)
+    return with_casts(map(_ran, body.equations), given)
 
 
 class _Pair:
@@ -297,10 +303,10 @@ class _Pair:
             equations.append(replace(equation, operands=self._read(equation.operands, again)))
         equations += self._repeated(refs(body.outputs), again)
         outputs = self._read(body.outputs, again)
-        equations = self._fenced(equations, frozenset(again.values()))
+        equations = self._behind_fence(equations, frozenset(again.values()))
         return self._stacking(), self._slicing(tuple(equations), outputs)
 
-    def _fenced(self, equations: list[Equation], made: frozenset[Ref]) -> list[Equation]:
+    def _behind_fence(self, equations: list[Equation], made: frozenset[Ref]) -> list[Equation]:
         """The equations; where all that is made again starts from the carry, behind a fence.
 
         A slice behind a fence is copied, where kernels may else read it in its stack: of large
@@ -308,7 +314,8 @@ class _Pair:
         """
         start = self._forward.params["num_consts"]
         carried = self._forward.bodies[0].inputs[start : _first_slice(self._forward)]
-        starts = {r: v for r, v in self._starts.items() if v not in _weights(self._forward)}
+        weights = _weights(self._forward)
+        starts = {r: v for r, v in self._starts.items() if v not in weights}
         if self._trigger is None or not starts or not set(carried).issuperset(starts.values()):
             return equations
         body = self._backward.bodies[0]
