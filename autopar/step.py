@@ -32,6 +32,7 @@ from autopar.frontend.trace.arguments import dynamic_arguments
 from autopar.frontend.trace.objects import opened_state
 from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
+from autopar.ir.compiled import CheckLevel
 from autopar.ir.compiler_options import options_on, options_text
 from autopar.ir.plan import Argument, Plan, Prediction, leaf_arguments
 from autopar.ir.plan_file import a_plan, plan_from_json, plan_to_json
@@ -84,6 +85,7 @@ from autopar.runtime.transport.choice import transport_for
 from autopar.runtime.transport.local import LocalTransport
 from autopar.runtime.watchdog import PATIENCE_SECONDS
 from autopar.schedule.simulate import Simulation
+from autopar.verifying.confirmed_fit import ConfirmedFit, confirm_fit
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned
 
@@ -587,6 +589,47 @@ class ParallelStep(Generic[P, R]):
         call = read_call(self._spec, args, kwargs)
         called = Called(call.spec, call.args, call.kwargs)
         return verify_planned(self._planned_for(call), called, inquiry)
+
+    def confirm_fit(
+        self, /, *args: Any, limit_seconds: float = 600.0, **kwargs: Any
+    ) -> ConfirmedFit:
+        """The plan for these arguments, arrays or shapes, that the compiler confirms to fit.
+
+        The cluster's compiler is asked ahead of time, with no device. Where a device would hold
+        more than the limit, the step is planned again within less, a few times at most; the step
+        runs by the plan that fits from then on. Raises MemoryLimitError where none is found,
+        VerifyError where the compiler is not installed, has no answer in `limit_seconds`, or does
+        not tell memory, and PlanError for a plan that was given, or in a job of several processes.
+        """
+        if self._given is not None:
+            raise PlanError(
+                f"{self.__name__} has a plan that was given, so none is made: verify() tells "
+                "whether it fits"
+            )
+        if not this_job().is_alone:
+            raise PlanError(
+                f"{self.__name__} runs in {this_job().count} processes, which share one plan: "
+                "confirm it before the job, with autopar plan --confirm-fit -o plan.json, and give "
+                "it as plan='plan.json'"
+            )
+        call = read_call(self._spec, args, kwargs)
+        called = Called(call.spec, call.args, call.kwargs)
+        seconds = seconds_of(limit_seconds, "limit_seconds")
+        inquiry = Inquiry(CheckLevel.MEMORY, limit_seconds=seconds)
+        with self._turn, progress(self.__name__, "confirming that its plan fits") as told:
+            planned = self._planned_for(call)
+
+            def plan_within(limit_bytes: int) -> Planned:
+                told.say(f"compiled, it does not fit: planning within {show_bytes(limit_bytes)}")
+                request = replace(planned.request, memory_bytes=limit_bytes)
+                with paused_collection():
+                    return self._plan_step(planned.source, request, ())
+
+            found = confirm_fit(planned, inquiry, called, plan_within)
+            if found.planned is not planned:
+                self._planned[call.signature] = self._latest = found.planned
+                self._running.pop(call.signature, None)
+            return found
 
     def under(self, plan: Plan) -> ParallelStep[P, R]:
         """The same step and options under a plan that was made before."""

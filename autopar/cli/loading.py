@@ -32,7 +32,7 @@ class Target:
     path: Path
     step: Callable[..., object]
     args: tuple[object, ...]
-    kwargs: dict[str, object]
+    kwargs: dict[str, Any]
     arguments: str  # the function that gave them
     create_state: Callable[..., object] | None = None
 
@@ -78,7 +78,7 @@ def load_target(text: str) -> Target:
         )
     create: object = vars(module).get("create_state")
     return Target(
-        path, step, cast("tuple[object, ...]", args), cast("dict[str, object]", kwargs),
+        path, step, cast("tuple[object, ...]", args), cast("dict[str, Any]", kwargs),
         arguments, create if callable(create) else None,
     )  # fmt: skip
 

@@ -206,6 +206,12 @@ def main() -> None:
     metavar="N",
     help="Plan for 1 to N hosts fewer as well, with the same batch, and tell what each costs.",
 )
+@click.option(
+    "--confirm-fit",
+    is_flag=True,
+    help="Have the cluster's compiler lay the plan out, with no device; what does not fit is "
+    "planned again within less.",
+)
 @click.option("--after", type=click.Choice(AFTER), help="Print the IR after this slot instead.")
 @click.option(
     "--cache",

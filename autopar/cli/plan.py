@@ -38,9 +38,11 @@ from autopar.ir.compiler_options import OptionValue
 from autopar.ir.plan import Plan
 from autopar.ir.stages import LayerSequence
 from autopar.ir.text_file import PLAN, check_output
+from autopar.ir.verification import verification_data
 from autopar.report.plan import collectives, headline, margins, parameters, pipeline
 from autopar.report.rows import plan_data
 from autopar.report.table import Table
+from autopar.verifying.confirmed_fit import ConfirmedFit
 
 Count = int | Literal["auto"]
 
@@ -66,6 +68,7 @@ class Wanted:
     no_cache: bool
     compare: str | None
     fallbacks: int
+    confirm_fit: bool
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class Made:
     warnings: tuple[str, ...]
     beside: tuple[Way, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
+    confirmed: ConfirmedFit | None = None
 
 
 def plan_step(
@@ -108,6 +112,11 @@ def plan_step(
     """Plan the step of a file and print the plan, or what the slot `after` gave on the way."""
     if output is not None:
         _check_output(output, wanted.fallbacks)
+    if wanted.confirm_fit and wanted.fallbacks:
+        raise InputError(
+            "--confirm-fit confirms one plan: plan with it for each number of hosts, in place of "
+            "--fallbacks"
+        )
     api.keep_to_cpu()
     with err().status("reading the file"):
         loaded = load_target(target)
@@ -130,11 +139,15 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
     trail = Trail()
     with gather_warnings() as messages, tracing(loaded):
         planned: api.Planned = step.watched([trail.watcher], *loaded.args, **loaded.kwargs)
+        confirmed = None
+        if wanted.confirm_fit:
+            confirmed = step.confirm_fit(*loaded.args, **loaded.kwargs)
+            planned = confirmed.planned
         beside = tuple(_way(m, o, loaded) for m, o in zip(methods, others, strict=True))
         fallbacks = tuple(_fallbacks(loaded, wanted, after))
     seconds = time.perf_counter() - start
     text = trail.text_after(after, planned) if after is not None else ""
-    return Made(planned, seconds, text, tuple(messages), beside, fallbacks)
+    return Made(planned, seconds, text, tuple(messages), beside, fallbacks, confirmed)
 
 
 def _step(
@@ -301,6 +314,16 @@ def _compared(made: Made) -> Table:
     return Table.of("Methods by predicted seconds and memory", columns, _compared_rows(made))
 
 
+def _confirmed(found: ConfirmedFit) -> Table:
+    columns = {
+        ">within": "limit_bytes", ">planned": "predicted_bytes", ">compiled": "compiled_bytes",
+        ">step": "seconds",
+    }  # fmt: skip
+    compilers = dict.fromkeys(part.compiled.compiler for part in found.verification.parts)
+    title = f"Memory of a device as {', '.join(compilers)} lays it out; the last plan fits"
+    return Table.of(title, columns, found.rows())
+
+
 def _print(made: Made, output: Path | None) -> None:
     console, plan = out(), made.planned.plan
     axes = plans.inspect(plan, ("axes",)).axes if plan.is_one_program else ()
@@ -317,6 +340,9 @@ def _print(made: Made, output: Path | None) -> None:
         console.print()
     if made.fallbacks:
         console.print(_fallback_table(made))
+        console.print()
+    if made.confirmed is not None:
+        console.print(_confirmed(made.confirmed))
         console.print()
     console.print(collectives(plan))
     console.print()
@@ -337,9 +363,14 @@ def _print_data(made: Made, output: Path | None, after: str | None) -> None:
             "warnings": list(made.warnings),
             **({"compared": list(_compared_rows(made))} if made.beside else {}),
             **({"fallbacks": list(_fallback_rows(made))} if made.fallbacks else {}),
+            **({"confirmed": _confirmed_data(made.confirmed)} if made.confirmed else {}),
             **({"after": after, "text": made.after_text} if after is not None else {}),
         }
     )
+
+
+def _confirmed_data(found: ConfirmedFit) -> dict[str, Json]:
+    return {"trials": list(found.rows()), "verification": verification_data(found.verification)}
 
 
 # -- the IR on the way ----------------------------------------------------------------------------

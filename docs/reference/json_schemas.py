@@ -152,6 +152,23 @@ _PARTITION_STAGE: dict[str, Form] = {
 }  # fmt: skip
 _FOUND: Form = {"loss": float, "parameters": float, "mean_gradient": float}
 
+_VERIFIED: dict[str, Form] = {
+    "step": str, "cluster": str, "level": str, "target": Maybe(str), "agrees": bool,
+    "numerics": Maybe({
+        "agrees": bool, "steps": int, "devices": int, "where": str, "rounding": float,
+        "outputs": [{
+            "path": str, "error": Maybe(float), "noise": Maybe(float),
+            "tolerance": Maybe(float), "agrees": bool,
+        }],
+        "notes": [str],
+    }),
+    "parts": [{
+        "name": Maybe(str), "alike": [str], "agrees": bool, "fits": bool, "device_bytes": int,
+        "figures": [dict], "differences": [str], "compiled": dict,
+    }],
+    "notes": [str],
+}  # fmt: skip
+
 # -- the commands --------------------------------------------------------------------------------
 
 FORMS: Mapping[str, dict[str, Form]] = {
@@ -167,6 +184,13 @@ FORMS: Mapping[str, dict[str, Form]] = {
             "seconds": Maybe(float), "more_share": Maybe(float), "peak_bytes": Maybe(int),
             "note": str,
         }],
+        "confirmed?": {
+            "trials": [{
+                "limit_bytes": int, "predicted_bytes": int, "compiled_bytes": int,
+                "seconds": float,
+            }],
+            "verification": _VERIFIED,
+        },
         "after?": str, "text?": str,
     },
     "lint": {
@@ -247,22 +271,7 @@ FORMS: Mapping[str, dict[str, Form]] = {
         "bottleneck_ms": float, "one_worker_ms": float,
         "stages": [{**_PARTITION_STAGE, "stages?": [{**_PARTITION_STAGE, "stages?": [dict]}]}],
     },
-    "verify": {
-        "step": str, "cluster": str, "level": str, "target": Maybe(str), "agrees": bool,
-        "numerics": Maybe({
-            "agrees": bool, "steps": int, "devices": int, "where": str, "rounding": float,
-            "outputs": [{
-                "path": str, "error": Maybe(float), "noise": Maybe(float),
-                "tolerance": Maybe(float), "agrees": bool,
-            }],
-            "notes": [str],
-        }),
-        "parts": [{
-            "name": Maybe(str), "alike": [str], "agrees": bool, "fits": bool, "device_bytes": int,
-            "figures": [dict], "differences": [str], "compiled": dict,
-        }],
-        "notes": [str],
-    },
+    "verify": _VERIFIED,
     "demo": {
         "plan": _PLAN,
         "equality": {

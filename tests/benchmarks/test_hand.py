@@ -37,10 +37,10 @@ MODELS = {
 PAIRS = [
     ("dlrm", "rows+columns 4x2"),
     pytest.param("llama", "fsdp+tp 2x4", marks=pytest.mark.ci),
-    pytest.param("wide-resnet", "fsdp 8", marks=pytest.mark.ci),
     *(
         pytest.param(*pair, marks=pytest.mark.slow)
         for pair in (
+            ("wide-resnet", "fsdp 8"),
             ("moe", "fsdp+ep 1x8"),
             ("vit", "fsdp+tp 2x4"),
             ("llama", "zero1 8"),

@@ -42,7 +42,7 @@ def traced(model: Model) -> tuple[jax.Array, ...]:
     return tuple(jax.tree.leaves(metrics))
 
 
-@pytest.mark.parametrize("remat", [pytest.param(False, marks=pytest.mark.ci), True])
+@pytest.mark.parametrize("remat", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", sorted(TOYS))
 def test_toys_trace(name: str, remat: bool) -> None:
     (loss,) = traced(TOYS[name](remat))

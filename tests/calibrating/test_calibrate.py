@@ -24,7 +24,7 @@ def test_known_devices_are_the_catalog_s_with_their_own_memory() -> None:
     assert cluster.topology == Cluster.parse("8xh200").topology
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_an_unknown_gpu_is_measured_under_its_own_name() -> None:
     like, cluster = starting_cluster(gpus("NVIDIA RTX 6000 Ada", 4, 48 * 10**9, hosts=2))
     assert (like, cluster.name, cluster.chip.name) == (

@@ -76,22 +76,28 @@ def _chosen() -> Iterator[Combo]:
 
 
 CHOSEN = tuple(_chosen())
-# Of these, those that take longest; every change passes them, too.
+# Of these, those that take longest. Every change passes most of them, too.
 IN_CI = (
     "encoder_decoder-zb-h1-2+2+4-m8-sgd",
-    "clip-zb-h2-4+4-m4-sgd",
     "dropout-zb-v-4+4-m4-adam",
-    "unet-zb-interleaved-4+4-m4-sgd",
     "gpt_scan_raw-zb-h1-4+4-m4-adam",
     "moe_switch-gpipe-4+4-m4-adam",
-    "tied-1f1b-2+2+2+2-m4-full-adam",
     "mlp_seven-zb-h2-2+2+4-m8-adam",
     "mlp_seven-looped-bfs-2+2+4-m16-adam",
     "deep_unet-eager-1f1b-2+2+2+2-m2-adam",
 )
 
 
+LONG = (
+    "clip-zb-h2-4+4-m4-sgd",
+    "tied-1f1b-2+2+2+2-m4-full-adam",
+    "unet-zb-interleaved-4+4-m4-sgd",
+)
+
+
 def _marks(combo: Combo) -> list[pytest.MarkDecorator]:
+    if str(combo) in LONG:
+        return [pytest.mark.slow]
     return [pytest.mark.ci] if str(combo) in IN_CI else []
 
 

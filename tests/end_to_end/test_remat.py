@@ -58,7 +58,7 @@ def fullest_plan(model: str, optimizer: Optimizer, method: str) -> autopar.Plan:
         ("mlp", "dp", "sgd"),
         pytest.param("gpt", "megatron", "adam", marks=pytest.mark.slow),
         pytest.param("dropout", "dp", "adam", marks=pytest.mark.ci),
-        pytest.param("wide_resnet_bn", "dp", "sgd", marks=pytest.mark.ci),
+        pytest.param("wide_resnet_bn", "dp", "sgd", marks=pytest.mark.slow),
         ("lstm", "fsdp", "adam"),
     ],
 )

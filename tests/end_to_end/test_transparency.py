@@ -26,21 +26,23 @@ from tests.end_to_end.running import (
 )
 
 SAMPLED = sampled_combos()
-SMOKE = {"mlp-8-auto-sgd", "gpt-8-megatron-adam", "gpt_scan-2x4-zero1-adam"}
+SMOKE = {"mlp-8-auto-sgd", "masked-8-auto-adam", "gpt_scan-2x4-zero1-adam"}
 
 
-# Of the sample, runs of `auto` that take longest: by default their models run by a recipe alone.
+# Of the sample, those that take longest: their models run in another way of it, or are much like
+# others that do.
 LONG = frozenset({
     "clip-8-auto-sgd", "dropout-8-auto-adam", "gpt_scan_raw-2x4-auto-sgd",
     "gqa_llama-2x4-auto-adam", "vit-8-auto-sgd", "wide_resnet_bn-8-auto-sgd",
-    "wide_resnet_gn-2x4-auto-sgd",
+    "wide_resnet_gn-2x4-auto-sgd", "gpt-2x4-auto-adam", "gqa_llama-8-sequence-adam",
+    "lstm-2x4-auto-adam", "moe-8-fsdp+tp-sgd", "vit-2x4-fsdp-sgd",
 })  # fmt: skip
 
 
 # More that take long: they run in `make test-ci`.
 IN_CI = frozenset({
-    "gpt-2x4-auto-adam", "gpt_scan_raw-2x2x2-fsdp+tp-sgd", "moe-2x4-auto-adam", "tied-8-auto-sgd",
-    "gpt-2x4-sequence-adam", "gpt_scan-2x2x2-sequence-sgd", "lstm-2x4-auto-adam",
+    "gpt_scan_raw-2x2x2-fsdp+tp-sgd", "moe-2x4-auto-adam", "tied-8-auto-sgd",
+    "gpt-2x4-sequence-adam", "gpt_scan-2x2x2-sequence-sgd",
     "moe_switch-8-auto-sgd", "tied-2x2x2-megatron-sgd", "unet-8-auto-adam",
     "wide_resnet_gn-8-dp-sgd", "gpt_scan-8-auto-adam", "gpt_scan-8-fsdp-sgd", "moe-2x4-expert-adam",
     "moe_switch-8-expert-sgd",

@@ -18,7 +18,7 @@ from tests.fuzz.writing import OPS
 
 SAMPLE = range(8)
 MORE = range(8, 400)
-LONG = (0, 2, 3, 4, 6)  # the largest programs of the sample
+IN_CI, LONG = (0, 2, 3), (4, 6)  # the largest programs of the sample
 
 
 def check(seed: int, number: int) -> None:
@@ -32,9 +32,13 @@ def check(seed: int, number: int) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(s, marks=pytest.mark.ci if s in LONG else ()) for s in SAMPLE]
-)
+def _marks(seed: int) -> list[pytest.MarkDecorator]:
+    if seed in LONG:
+        return [pytest.mark.slow]
+    return [pytest.mark.ci] if seed in IN_CI else []
+
+
+@pytest.mark.parametrize("seed", [pytest.param(s, marks=_marks(s)) for s in SAMPLE])
 def test_a_sample(seed: int) -> None:
     check(seed, 0)
 

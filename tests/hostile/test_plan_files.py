@@ -75,7 +75,7 @@ def test_2000_mutations_are_refused_or_run_right(
     assert found["refused"] > 50
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_untouched_plans_answer_everything_and_run(plans: dict[str, Base], tmp_path: Path) -> None:
     for base in plans.values():
         (tmp_path / "good.json").write_text(json.dumps(base.data))

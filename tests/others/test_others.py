@@ -10,17 +10,11 @@ from tests.others import networks, optimizers, sciences
 from tests.others.case import WAYS, Other, check_same, expected, planned, ran
 
 _QUICK: Sequence[Callable[[], Other]] = (
-    networks.haiku_mlp,
     networks.haiku_batch_norm,
-    networks.linen_train_state,
     networks.linen_batch_norm,
     networks.nnx_jitted,
     networks.nnx_shared,
-    networks.nnx_functional,
-    networks.nnx_returned,
-    networks.equinox_mlp,
     networks.equinox_plain,
-    networks.equinox_gru,
     networks.equinox_batch_norm,
     optimizers.multi_transform,
     optimizers.inject_hyperparams,
@@ -38,8 +32,14 @@ _QUICK: Sequence[Callable[[], Other]] = (
     sciences.lineax_solve,
     sciences.chex_dataclass,
 )
-# These take some seconds to trace, or to compile plain.
+# These take some seconds to trace, or to compile plain, or are much like others.
 _LONG: Sequence[Callable[[], Other]] = (
+    networks.haiku_mlp,
+    networks.linen_train_state,
+    networks.nnx_functional,
+    networks.nnx_returned,
+    networks.equinox_mlp,
+    networks.equinox_gru,
     networks.haiku_lstm,
     networks.haiku_codebook,
     networks.linen_adversaries,

@@ -424,10 +424,9 @@ def test_factors_may_wait_for_the_end_of_the_loop(step: Step, state: Any, loops:
     assert largest_error(got, expected) < TOLERANCE
 
 
-MARKS = {"masked": [], "lstm_raw": [pytest.mark.ci]}
 LOOPS = {"moe_switch": 2}
 ZOO = [
-    pytest.param(name, marks=MARKS.get(name, [pytest.mark.slow]))
+    pytest.param(name, marks=() if name == "masked" else pytest.mark.slow)
     for name in cases("adam")
     if name != "wide_resnet_bn"
 ]

@@ -50,7 +50,7 @@ def planned(model: str) -> Planned:
     return autopar.parallelize(step, cluster="8xh100", mesh=(8,), method="dp").planned(state, batch)
 
 
-@pytest.mark.parametrize("share", [0.8, 0.6])
+@pytest.mark.parametrize("share", [0.8, pytest.param(0.6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("model", "error"),
     # The scheduler may leave what is made again elsewhere in the rewritten step, has weights early

@@ -96,7 +96,7 @@ def test_as_many_heads_of_keys_as_of_queries_are_never_turned_over() -> None:
         assert not found.nbytes(whole, mesh, on_gpu=True)
 
 
-@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("scan", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_scores_that_are_made_in_rows_are_hardly_turned_over(scan: bool) -> None:
     """Made as keys times queries, as `jnp.einsum` writes it, they were: six times the bytes."""
     plan = planned(scan, "dp")

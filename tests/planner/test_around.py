@@ -8,36 +8,33 @@ from jax.sharding import PartitionSpec as P
 import autopar
 from autopar.ir.sharding_plan import Status
 from autopar.planner import best_mesh
-from autopar.planner.memory_fit import MeshPlan, StepOnMesh
+from autopar.planner.memory_fit import MeshPlan, StepOnMesh, around_moves
 from examples import gpt
 
 
-def planned() -> autopar.Plan:
-    """The plan of a GPT on two hosts."""
-    step = autopar.parallelize(gpt.train_step, cluster="2x8xh100", mesh=(2, 8), cache=False)
-    return step.plan_for(*gpt.example_args())
+@pytest.fixture(name="planned", scope="module")
+def planned_once() -> tuple[autopar.Plan, MeshPlan]:
+    """The plan of a GPT on two hosts, and that which was looked around."""
+    before: list[MeshPlan] = []
 
+    def noted(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
+        assert step.form is best.form
+        before.append(best)
+        return around_moves(step, best)
 
-@pytest.fixture(name="found", scope="module")
-def found_plan() -> autopar.Plan:
-    """The same plan for all tests here."""
-    return planned()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(best_mesh, "around_moves", noted)
+        step = autopar.parallelize(gpt.train_step, cluster="2x8xh100", mesh=(2, 8), cache=False)
+        found = step.plan_for(*gpt.example_args())
+    (first,) = before
+    return found, first
 
 
 def test_of_plans_that_cost_nearly_the_same_one_that_waits_less_is_taken(
-    found: autopar.Plan, monkeypatch: pytest.MonkeyPatch
+    planned: tuple[autopar.Plan, MeshPlan],
 ) -> None:
     """On two hosts the sum of a GPT has gradients summed up over the network trip by trip."""
-    before: list[MeshPlan] = []
-
-    def as_it_was(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
-        assert step.form is best.form
-        before.append(best)
-        return best
-
-    monkeypatch.setattr(best_mesh, "around_moves", as_it_was)
-    planned()
-    (first,) = before
+    found, first = planned
     assert found.prediction.seconds < 0.9 * first.seconds
     assert found.outcome.seconds < 1.02 * first.cost
     assert first.cost >= found.outcome.bound_seconds
@@ -54,8 +51,11 @@ def test_of_all_meshes_the_one_that_may_wait_least_is_looked_around() -> None:
     assert plan.outcome.sentence.startswith("Solved around other layouts")
 
 
-def test_an_alternative_is_told_as_the_plan_with_it_pinned_is(found: autopar.Plan) -> None:
+def test_an_alternative_is_told_as_the_plan_with_it_pinned_is(
+    planned: tuple[autopar.Plan, MeshPlan],
+) -> None:
     """Where a listing decided between sums that are nearly equal, sums would bring it all back."""
+    found, _ = planned
     told = autopar.explain(found, "params/down")
     nearest = told.alternatives[0]
     assert nearest.price is not None

@@ -7,13 +7,19 @@ from typing import Any
 import pytest
 
 import autopar
-from autopar.cluster.chip import Platform
 from autopar.errors import ArgumentError, VerifyError
 from autopar.ir.compiled import CheckLevel, Compiled, CompiledCollective
 from autopar.ir.verification import CompiledPart, Figure, Verification
-from autopar.runtime.aot.extras import check_extras
 from autopar.verifying.verify import Inquiry
-from tests.verifying.asking import SHAPES, answering, as_planned, asked, planned_for, train_step
+from tests.verifying.asking import (
+    SHAPES,
+    answering,
+    as_planned,
+    asked,
+    missing,
+    planned_for,
+    train_step,
+)
 
 H100_BYTES = autopar.Cluster.parse("8xh100").memory_bytes
 
@@ -170,15 +176,6 @@ def test_stages_compile_for_cpu_devices() -> None:
     found = step.verify(*SHAPES, level="collectives")
     assert found.agrees, str(found)
     assert len(found.parts) > 1
-
-
-def missing(platform: Platform) -> str:
-    """Why a platform's compiler cannot be asked, or ""."""
-    try:
-        check_extras(platform)
-    except VerifyError as error:
-        return str(error)
-    return ""
 
 
 @pytest.mark.skipif(bool(missing("gpu")), reason=missing("gpu") or "it is there")
