@@ -201,6 +201,7 @@ class _Scope:
         self._rematerializable: dict[str, _Made] = {}
         self._inputs = {i.value.name for i in graph.inputs}
         self._stored: dict[str, Sharding] = {}
+        self._fenced: dict[str, Sharding] = {}
         self._pieces: dict[tuple[str, Sharding, str], str] = {}
         self._moved: dict[tuple[str, Sharding], int] = {}
         self._count = 0
@@ -312,7 +313,8 @@ class _Scope:
 
     def _home(self, name: str) -> Sharding:
         """The sharding of a value of the plan; one behind a fence needs a sharding of its own."""
-        home = self._stored.get(name) or self._plan.sharding_of.get(name)
+        lies = self._plan.sharding_of
+        home = self._stored.get(name) or lies.get(name) or self._fenced.get(name)
         if home is None:
             raise GraphError(f"the sharding says nothing of {self._values[name]}")
         return home
@@ -439,7 +441,9 @@ class _Scope:
             if isinstance(outer, Literal) or outer in self._rematerializable:
                 self._aliases[name] = outer
             else:
-                wanted = self._plan.sharding_of.get(name, self._home(outer))
+                wanted = self._plan.sharding_of.get(name)
+                if wanted is None:  # a constant that another part of the step made and handed on
+                    wanted = self._fenced[name] = self._home(outer)
                 source = self.fetch(outer, wanted, op.origin.region, op.origin.line)
                 (weights if name in early else fenced).append((source or outer, name))
         for apart in filter(None, (weights, fenced)):
