@@ -195,8 +195,11 @@ class KernelTimes:
         return sum(picked.get(name, nbytes.get(name, 0)) for name in moved)
 
     def _moving(self, kernel: Kernel) -> Seconds:
-        """A move's collectives; of several that run as one, one collective of all their bytes."""
-        parts = (self._moves[name] for name in kernel.makes)
+        """A move's collectives; of several that run as one, one collective of all their bytes.
+
+        One without, which takes a slice, may make a copy of that in another order too.
+        """
+        parts = (self._moves[name] for name in kernel.makes if name in self._moves)
         moved = [move.collectives[j] for move, j in parts if move.collectives]
         if not moved:
             made = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)

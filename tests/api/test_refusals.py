@@ -222,6 +222,37 @@ def test_layers_are_made_again_in_segments() -> None:
     assert plan.recomputation.values
 
 
+def test_filters_that_are_cut_out_of_all_are_refused_in_words() -> None:
+    """Each task has filters of its own, which are cut out, and laid out anew by the same kernel."""
+
+    def convolved(x: Any, filters: Any) -> Any:
+        dims = ("NHWC", "HWIO", "NHWC")
+        filters = filters.astype(jnp.bfloat16)
+        made = jax.lax.conv_general_dilated(x, filters, (1, 1), "SAME", dimension_numbers=dims)
+        return jnp.tanh(made)
+
+    def task(filters: Any, x: Any) -> Any:
+        def loss(filters: Any) -> Any:
+            y = convolved(convolved(x.astype(jnp.bfloat16), filters[0]), filters[1])
+            return jnp.sum(y.astype(jnp.float32) ** 2)
+
+        def adapt(filters: Any, _: None) -> Any:
+            return jax.tree.map(lambda f, g: f - 0.1 * g, filters, jax.grad(loss)(filters)), None
+
+        return loss(jax.lax.scan(adapt, filters, None, length=2)[0])
+
+    def step(filters: Any, x: Any) -> Any:
+        grads = jax.grad(lambda f: jax.vmap(task, (None, 0))(f, x).mean())(filters)
+        return jax.tree.map(lambda f, g: f - 0.1 * g, filters, grads)
+
+    filters = [S((3, 3, 8, 8), jnp.float32)] * 2
+    with pytest.raises(MemoryLimitError, match=r"no plan on \(data=8\) fits"):
+        autopar.plan(
+            step, filters, S((8, 6, 16, 16, 8), jnp.float32), cluster="8xh100", mesh=8,
+            memory_gb=1e-4,
+        )  # fmt: skip
+
+
 def test_a_refusal_advises_nothing_that_was_not_found_to_fit() -> None:
     with pytest.raises(MemoryLimitError) as caught:
         plan_of(memory_gb=1e-6)

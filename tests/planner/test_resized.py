@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import autopar
@@ -55,6 +56,35 @@ def _sizes(program: FlatProgram) -> object:
 
 def test_random_numbers_of_rows_are_traced() -> None:
     assert sliced("dropout", 16).resized(4, RuleBook()) is None
+
+
+def test_a_batch_that_is_split_in_two_is_planned_in_any_microbatches() -> None:
+    """JAX keeps the sizes of such a split as numbers of NumPy."""
+
+    def step(w: Any, batch: Any) -> Any:
+        def loss_of(w: Any) -> jax.Array:
+            x = jnp.concatenate([batch["chosen"], batch["rejected"]])
+            for layer in w:
+                x = jnp.tanh(x @ layer)
+            chosen, rejected = jnp.split(x, 2)
+            return -jax.nn.log_sigmoid((chosen - rejected).sum(-1)).mean()
+
+        loss, grads = jax.value_and_grad(loss_of)(w)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, w, grads), loss
+
+    keys = jax.random.split(jax.random.key(0), 6)
+    w = [jax.random.normal(key, (16, 16)) / 4 for key in keys[:4]]
+    batch = {
+        n: jax.random.normal(k, (16, 16))
+        for n, k in zip(("chosen", "rejected"), keys[4:], strict=True)
+    }
+    made = autopar.parallelize(step, cluster="4xcpu", stages=2, donate=False, cache=False)
+    state, plain = w, w
+    for _ in range(3):
+        (state, loss), (plain, expected) = made(state, batch), jax.jit(step)(plain, batch)
+    assert len(made.plan.stages) == 2
+    assert jnp.allclose(loss, expected, rtol=1e-5)
+    assert all(jnp.allclose(a, b, atol=1e-6) for a, b in zip(state, plain, strict=True))
 
 
 def test_a_search_traces_one_microbatch(monkeypatch: pytest.MonkeyPatch) -> None:

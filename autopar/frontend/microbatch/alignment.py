@@ -319,8 +319,9 @@ def _sized(whole: Any, tried: Any, trial: Trial) -> Any:
         items = [_sized(one, own, trial) for one, own in zip(whole, tried, strict=True)]
         fields = getattr(tried, "_fields", None)
         return type(tried)(*items) if fields is not None else tuple(items)
-    if type(tried) is int and type(whole) is int and whole != tried:
-        return trial.size(whole, tried)
+    sizes = [n for n in (whole, tried) if isinstance(n, int | np.integer) and type(n) is not bool]
+    if len(sizes) == 2 and whole != tried:  # NumPy's too, as jnp.split has them
+        return trial.size(int(whole), int(tried))
     return tried
 
 
