@@ -94,24 +94,28 @@ def confirm_fit(
         )
     budget = planned.request.budget_bytes
     trials: list[Trial] = []
+    refusals: list[str] = []
     while True:
         found = verify_planned(planned, called, inquiry)
         trial = Trial.of(planned, found)
         trials.append(trial)
         if trial.compiled_bytes <= budget:
             return ConfirmedFit(planned, found, tuple(trials))
-        if len(trials) == _MOST_PLANS:
-            raise _refused(budget, trials, "")
         # If the compiler holds as many times more of the next plan as of this one, it just fits.
+        # Where there is none within so little, one that lies between may do as well.
         limit = budget * trial.predicted_bytes // trial.compiled_bytes
-        try:
-            planned = plan_within(limit)
-        except InfeasibleError as error:
-            first = str(error).splitlines()[0]
-            raise _refused(budget, trials, f"Within {show_bytes(limit)}: {first}") from None
+        while True:
+            if len(trials) + len(refusals) >= _MOST_PLANS:
+                raise _refused(budget, trials, refusals)
+            try:
+                planned = plan_within(limit)
+                break
+            except InfeasibleError as error:
+                refusals.append(f"Within {show_bytes(limit)}: {str(error).splitlines()[0]}")
+                limit = (limit + trial.predicted_bytes) // 2
 
 
-def _refused(budget: int, trials: list[Trial], rest: str) -> MemoryLimitError:
+def _refused(budget: int, trials: list[Trial], refusals: list[str]) -> MemoryLimitError:
     lines = [f"no plan was found that the compiler lays out within {show_bytes(budget)} a device:"]
     for t in trials:
         lines.append(
@@ -119,4 +123,4 @@ def _refused(budget: int, trials: list[Trial], rest: str) -> MemoryLimitError:
             f"{show_bytes(t.predicted_bytes)}, and compiled it holds {show_bytes(t.compiled_bytes)}"
         )
     advice = "A smaller batch, microbatches or more devices hold less on each."
-    return MemoryLimitError("\n".join([*lines, *([rest] if rest else []), advice]))
+    return MemoryLimitError("\n".join([*lines, *refusals, advice]))

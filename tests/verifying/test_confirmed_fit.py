@@ -126,6 +126,30 @@ def test_plans_are_made_again_a_few_times_at_most(roomy: Planned) -> None:
     assert str(error.value).count("compiled it holds") == 4
 
 
+def test_where_there_is_no_plan_within_so_little_one_between_is_tried(roomy: Planned) -> None:
+    peak = roomy.plan.prediction.peak_bytes
+    planned = replace(roomy, request=replace(roomy.request, memory_bytes=peak))
+    limits: list[int] = []
+
+    def plan_within(limit_bytes: int) -> Planned:
+        limits.append(limit_bytes)
+        if len(limits) < 2:
+            raise MemoryLimitError("it needs more\nand why")
+        made = replace(roomy.plan.prediction, peak_bytes=limit_bytes)
+        plan = replace(roomy.plan, prediction=made)
+        return replace(planned, plan=plan, request=replace(roomy.request, memory_bytes=limit_bytes))
+
+    peaks = iter([2 * peak, peak])
+
+    def compile(*_: object) -> Compiled:
+        return Compiled("told", "none", 0, next(peaks), ())
+
+    called = Called(planned.source.spec, WIDE, {})
+    found = confirm_fit(planned, Inquiry(CheckLevel.MEMORY, compile=compile), called, plan_within)
+    assert limits == [peak // 2, (peak // 2 + peak) // 2]
+    assert [t.limit_bytes for t in found.trials] == [peak, limits[1]]
+
+
 def test_of_stages_the_worst_part_counts() -> None:
     step = autopar.parallelize(
         train_step, cluster="8xh100", stages=2, microbatches=4, schedule="1f1b"
