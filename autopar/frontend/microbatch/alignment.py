@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
@@ -319,10 +319,14 @@ def _sized(whole: Any, tried: Any, trial: Trial) -> Any:
         items = [_sized(one, own, trial) for one, own in zip(whole, tried, strict=True)]
         fields = getattr(tried, "_fields", None)
         return type(tried)(*items) if fields is not None else tuple(items)
-    sizes = [n for n in (whole, tried) if isinstance(n, int | np.integer) and type(n) is not bool]
-    if len(sizes) == 2 and whole != tried:  # NumPy's too, as jnp.split has them
+    if _is_size(whole) and _is_size(tried) and whole != tried:
         return trial.size(int(whole), int(tried))
     return tried
+
+
+def _is_size(value: object) -> TypeGuard[int | np.integer[Any]]:
+    """True for a whole number, be it one of NumPy's, as the sizes of `jnp.split` are."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 # -- barriers ----------------------------------------------------------------------------------
