@@ -176,10 +176,8 @@ def test_a_given_plan_is_not_made_again(roomy: Planned) -> None:
 
 @pytest.mark.skipif(bool(missing("gpu")), reason=missing("gpu") or "it is there")
 def test_a_gpu_compiler_confirms(roomy: Planned) -> None:
-    step = autopar.parallelize(
-        train_step, cluster="8xh100", mesh=(8,),
-        memory_gb=gib(0.8 * roomy.plan.prediction.peak_bytes),
-    )  # fmt: skip
+    peak = roomy.plan.prediction.peak_bytes
+    step = autopar.parallelize(train_step, cluster="8xh100", mesh=(8,), memory_gb=gib(peak))
     found = step.confirm_fit(*WIDE)
     assert found.trials[-1].compiled_bytes <= found.trials[0].limit_bytes
     (part,) = found.verification.parts
