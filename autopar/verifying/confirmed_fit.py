@@ -21,7 +21,7 @@ from autopar.planner.planned import Planned
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, verify_planned
 
-_MOST_PLANS = 4
+_MOST_TRIES = 4  # plans that were compiled, and limits within which there is none
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Trial:
         """
         predicted = planned.plan.prediction
         peaks = [f for part in found.parts for f in part.figures if f.name == "peak"]
-        more = max((round(f.compiled - f.predicted) for f in peaks), default=0)
+        more = max(round(f.compiled - f.predicted) for f in peaks)
         return cls(
             planned.request.budget_bytes,
             predicted.peak_bytes,
@@ -73,7 +73,7 @@ class ConfirmedFit:
 
     def rows(self) -> list[dict[str, Json]]:
         """The trials as rows of data, in their order."""
-        return [dict(asdict(t)) for t in self.trials]
+        return [asdict(t) for t in self.trials]
 
 
 def confirm_fit(
@@ -105,7 +105,7 @@ def confirm_fit(
         # Where there is none within so little, one that lies between may do as well.
         limit = budget * trial.predicted_bytes // trial.compiled_bytes
         while True:
-            if len(trials) + len(refusals) >= _MOST_PLANS:
+            if len(trials) + len(refusals) >= _MOST_TRIES:
                 raise _refused(budget, trials, refusals)
             try:
                 planned = plan_within(limit)

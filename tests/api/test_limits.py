@@ -89,7 +89,7 @@ def test_a_recipe_is_blamed_at_the_door() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [pytest.param(0.6, marks=pytest.mark.slow), 0.85])
+@pytest.mark.parametrize("share", [0.6, 0.85])
 def test_no_recipe_is_predicted_cheaper_within_the_same_limit(share: float) -> None:
     case = cases("adam")["mlp"]
     state = jax.eval_shape(case.create_state, jax.random.key(0))

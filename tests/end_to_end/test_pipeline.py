@@ -76,7 +76,7 @@ def _chosen() -> Iterator[Combo]:
 
 
 CHOSEN = tuple(_chosen())
-# Of these, those that take longest. Every change passes most of them, too.
+# Of these, those that take longest: every change passes the first, too.
 IN_CI = (
     "encoder_decoder-zb-h1-2+2+4-m8-sgd",
     "dropout-zb-v-4+4-m4-adam",
@@ -86,8 +86,6 @@ IN_CI = (
     "mlp_seven-looped-bfs-2+2+4-m16-adam",
     "deep_unet-eager-1f1b-2+2+2+2-m2-adam",
 )
-
-
 LONG = (
     "clip-zb-h2-4+4-m4-sgd",
     "tied-1f1b-2+2+2+2-m4-full-adam",

@@ -17,7 +17,8 @@ from autopar.runtime.aot.extras import check_extras
 from autopar.runtime.aot.program import AotProgram, abstract_mesh, export_jitted
 
 
-def _lacks(platform: Platform) -> str:
+def lacks(platform: Platform) -> str:
+    """The reason why a platform's compiler cannot be asked; empty where it can."""
     try:
         check_extras(platform)
     except VerifyError as error:
@@ -25,8 +26,8 @@ def _lacks(platform: Platform) -> str:
     return ""
 
 
-needs_gpu_compiler = pytest.mark.skipif(bool(_lacks("gpu")), reason=_lacks("gpu"))
-needs_tpu_compiler = pytest.mark.skipif(bool(_lacks("tpu")), reason=_lacks("tpu"))
+needs_gpu_compiler = pytest.mark.skipif(bool(lacks("gpu")), reason=lacks("gpu"))
+needs_tpu_compiler = pytest.mark.skipif(bool(lacks("tpu")), reason=lacks("tpu"))
 
 
 def matmuls(cluster: str, sizes: tuple[int, int], side: int = 1024, rows: int = 512) -> AotProgram:

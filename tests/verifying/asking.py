@@ -9,12 +9,9 @@ import jax.numpy as jnp
 
 import autopar
 from autopar.api import Planned
-from autopar.cluster.chip import Platform
-from autopar.errors import VerifyError
 from autopar.ir.compiled import CheckLevel, Compiled, CompiledCollective
 from autopar.ir.listing import Block, Listing, Loop, Move
 from autopar.ir.verification import Verification
-from autopar.runtime.aot.extras import check_extras
 from autopar.runtime.aot.program import AotProgram
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, verify_planned
@@ -78,15 +75,6 @@ def answering(compiled: Compiled, level: CheckLevel = CheckLevel.MEMORY) -> Inqu
         return compiled
 
     return Inquiry(level, limit_seconds=7.0, compile=compile)
-
-
-def missing(platform: Platform) -> str:
-    """Why a platform's compiler cannot be asked, or ""."""
-    try:
-        check_extras(platform)
-    except VerifyError as error:
-        return str(error)
-    return ""
 
 
 def without_reduction(program: Listing) -> Listing:

@@ -11,15 +11,8 @@ from autopar.errors import ArgumentError, VerifyError
 from autopar.ir.compiled import CheckLevel, Compiled, CompiledCollective
 from autopar.ir.verification import CompiledPart, Figure, Verification
 from autopar.verifying.verify import Inquiry
-from tests.verifying.asking import (
-    SHAPES,
-    answering,
-    as_planned,
-    asked,
-    missing,
-    planned_for,
-    train_step,
-)
+from tests.runtime.aot_programs import lacks, needs_gpu_compiler, needs_tpu_compiler
+from tests.verifying.asking import SHAPES, answering, as_planned, asked, planned_for, train_step
 
 H100_BYTES = autopar.Cluster.parse("8xh100").memory_bytes
 
@@ -178,7 +171,7 @@ def test_stages_compile_for_cpu_devices() -> None:
     assert len(found.parts) > 1
 
 
-@pytest.mark.skipif(bool(missing("gpu")), reason=missing("gpu") or "it is there")
+@needs_gpu_compiler
 @pytest.mark.parametrize("method", ["fsdp"])
 def test_a_gpu_compiler_makes_what_was_planned(method: str) -> None:
     found: Any = asked(planned_for("8xh100", method), Inquiry(CheckLevel.MEMORY))
@@ -186,13 +179,13 @@ def test_a_gpu_compiler_makes_what_was_planned(method: str) -> None:
     assert figure_of(found, "arguments").ratio == 1.0
 
 
-@pytest.mark.skipif(bool(missing("tpu")), reason=missing("tpu") or "it is there")
+@needs_tpu_compiler
 def test_a_tpu_compiler_makes_what_was_planned() -> None:
     found = asked(planned_for("v5e:2x4", "megatron"), Inquiry(CheckLevel.MEMORY))
     assert all(f.agrees for f in part_of(found).figures if f.kind), str(found)
 
 
-@pytest.mark.skipif(not missing("gpu"), reason="the GPU compiler is installed")
+@pytest.mark.skipif(not lacks("gpu"), reason="the GPU compiler is installed")
 def test_a_missing_compiler_is_named_with_its_command() -> None:
     with pytest.raises(VerifyError, match=r'pip install "autopar\[aot-gpu\]"'):
         asked(planned_for("8xh100"), Inquiry(CheckLevel.MEMORY))

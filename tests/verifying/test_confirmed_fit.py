@@ -16,7 +16,8 @@ from autopar.runtime.aot.program import AotProgram
 from autopar.verifying.confirmed_fit import Trial, confirm_fit
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry
-from tests.verifying.asking import answering, asked, missing, train_step
+from tests.runtime.aot_programs import needs_gpu_compiler
+from tests.verifying.asking import answering, asked, train_step
 
 # A state that a plan may hold whole on each device, or cut up.
 WIDE = (
@@ -174,7 +175,7 @@ def test_a_given_plan_is_not_made_again(roomy: Planned) -> None:
         step.confirm_fit(*WIDE)
 
 
-@pytest.mark.skipif(bool(missing("gpu")), reason=missing("gpu") or "it is there")
+@needs_gpu_compiler
 def test_a_gpu_compiler_confirms(roomy: Planned) -> None:
     peak = roomy.plan.prediction.peak_bytes
     step = autopar.parallelize(train_step, cluster="8xh100", mesh=(8,), memory_gb=gib(peak))
