@@ -6,8 +6,9 @@ several factors, of which each dim shows the ones that it begins with:
 
     reshape f32[12, 8] -> f32[4, 3, 8]     (a b) c -> a b c      12 rows are 4 rows of 3
 
-Bodies are followed through their ports (`autopar.ir.control_flow`). What a rule cannot say, as it
-depends on what is read and not on shapes alone, is in a primitive's row: `picks`.
+Bodies are followed through their ports (`autopar.ir.control_flow`). Where a rule keeps the rows
+whole, as it depends on what is read, or as they are cut or joined, it is in a primitive's row whose
+rows become those of its results: `picks`.
 """
 
 from __future__ import annotations
@@ -108,20 +109,22 @@ def _through_rule(op: Op, rule: Rule, found: dict[str, Parts]) -> None:
     for result, where in zip(op.results, rule.results, strict=True):
         dims = [(m, d) for d, dim in enumerate(where) if (m := _merged(rule, dim, held))]
         dims.sort(key=lambda given: order[given[0].at])
-        parts = tuple(Part(d, m.rows) for m, d in dims) or tuple(_picked(op, rule, found))
+        parts = tuple(Part(d, m.rows) for m, d in dims)
+        parts = parts or tuple(_picked(op, rule, result.shape, where, found))
         if parts:
             found[result.name] = parts
 
 
-def _picked(op: Op, rule: Rule, found: Mapping[str, Parts]) -> Iterator[Part]:
-    # Rows that are cut or looked up out of a batch, or written into one, are a batch too.
+def _picked(
+    op: Op, rule: Rule, shape: tuple[int, ...], where: Sequence[Dim], found: Mapping[str, Parts]
+) -> Iterator[Part]:
+    # Rows that are cut or looked up out of a batch, or joined with it, are a batch too.
     picks = primitive(op.kind).picks
-    source = op.operands[picks] if picks is not None else None
-    held = found.get(source, ()) if isinstance(source, str) else ()
-    shape = op.results[0].shape if op.results else ()
+    sources = () if picks is None else op.operands[picks]
+    held = next((found[s] for s in sources if isinstance(s, str) and s in found), ())
     if op.kind == "gather" and held:
         indexed = {f for dim in rule.operands[1] for f in dim if rule.factors[f].size > 1}
-        yield from (Part(d, shape[d]) for d, dim in enumerate(rule.results[0]) if indexed & {*dim})
+        yield from (Part(d, shape[d]) for d, dim in enumerate(where) if indexed & {*dim})
     elif op.kind != "gather":
         yield from (Part(d, shape[d]) for d, _ in held if shape[d] > 1)
 

@@ -16,6 +16,8 @@ from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Literal, Value
 from autopar.rules.primitive import (
+    ANY,
+    FIRST,
     WHOLE,
     Factors,
     Fusion,
@@ -243,15 +245,15 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "broadcast_in_dim": Primitive(
         _broadcast_in_dim, Work.NONE, moves=True, keeps_zero=True, local=True
     ),
-    "concatenate": _JOINS(_concatenate),
+    "concatenate": _JOINS(_concatenate, picks=ANY),
     "empty": Primitive(_created, local=True),
     "iota": Primitive(_created, Work.NONE, local=True),
     "iota_2x32_shape": Primitive(_created, local=True),
-    "pad": _JOINS(_pad),
+    "pad": _JOINS(_pad, picks=FIRST),
     "reshape": _MOVES(_reshape, local=True),
     "rev": _MOVES(_rev),
-    "slice": _MOVES(_slice, picks=0, local=True),
-    "split": _JOINS(_split),
+    "slice": _MOVES(_slice, picks=FIRST, local=True),
+    "split": _JOINS(_split, picks=FIRST),
     "squeeze": _MOVES(_squeeze),
     "stack": Primitive(_stack, moves=True, keeps_zero=True),
     "tile": Primitive(_tile, moves=True, keeps_zero=True, local=True),

@@ -24,6 +24,26 @@ STEPS: dict[str, tuple[str, Parts]] = {
         "%y: f32[6,4] = slice(%x) {start_indices=(0, 0), limit_indices=(6, 4), strides=None}",
         (Part(0, 6),),
     ),
+    "cut in two": (
+        "%y: f32[2,4], %z: f32[6,4] = split(%x) {sizes=(2, 6), axis=0}",
+        (Part(0, 2),),
+    ),
+    "joined with others": (
+        "%y: f32[16,4] = concatenate(%x, %x) {dimension=0}",
+        (Part(0, 16),),
+    ),
+    "behind others without rows": (
+        "%y: f32[12,4] = concatenate(%w, %x) {dimension=0}",
+        (Part(0, 12),),
+    ),
+    "filled up": (
+        "%y: f32[12,4] = pad(%x, 0.0:f32) {padding_config=((4, 0, 0), (0, 0, 0))}",
+        (Part(0, 12),),
+    ),
+    "joined along features": (
+        "%y: f32[8,8] = concatenate(%x, %x) {dimension=1}",
+        (Part(0, 8),),
+    ),
     "of a product": (
         "%y: f32[8,4] = dot_general(%x, %w) {dimension_numbers=(((1,), (0,)), ((), ()))}",
         (Part(0, 8),),
