@@ -33,7 +33,8 @@ class Convolution:
 
 
 def with_convolutions(compiled: Compiled, chip: Chip) -> Compiled:
-    """The timeline walked again, in its order, with what convolutions take as they are priced.
+    """The timelines of a program and of its loops' bodies walked again, each in its order, with what
+    convolutions take as they are priced.
 
     A collective takes as long as it was seen to: one that was hidden stays so, as the work that
     hides it only grows. A program without convolutions is left as it is.
@@ -44,7 +45,15 @@ def with_convolutions(compiled: Compiled, chip: Chip) -> Compiled:
     }
     if not seconds or compiled.seconds is None:
         return compiled
-    makespan, exposed = _walked(compiled.spans, seconds, dict(_DONE.findall(compiled.hlo)))
+    starts = dict(_DONE.findall(compiled.hlo))
+    bodies: dict[str, list[Span]] = {}
+    for span in compiled.spans:
+        bodies.setdefault(span.computation, []).append(span)
+    makespan, exposed = compiled.seconds, compiled.exposed_seconds or 0.0
+    for spans in bodies.values():
+        after, before = _walked(spans, seconds, starts), _walked(spans, {}, starts)
+        makespan += spans[0].runs * (after[0] - before[0])
+        exposed += spans[0].runs * (after[1] - before[1])
     return replace(compiled, seconds=makespan, exposed_seconds=exposed)
 
 
@@ -78,7 +87,7 @@ def convolutions(hlo: str) -> dict[str, Convolution]:
 def _walked(
     spans: Sequence[Span], seconds: Mapping[str, float], starts: Mapping[str, str]
 ) -> tuple[float, float]:
-    """Makespan and exposed seconds; `starts` has the start of each async op's done."""
+    """Makespan and exposed seconds of one run; `starts` has the start of each async op's done."""
     begun = set(starts.values())
     clock = exposed = before = 0.0
     latest = ""

@@ -41,14 +41,14 @@ COMPILED = Compiled("8xh100", "", 0, 0, (), 52e-6, 20e-6, spans=SPANS, hlo=HLO)
 CHIP = Cluster.parse("8xh100").chip
 
 
-def timed(microseconds: float) -> Compiled:
+def timed(microseconds: float, compiled: Compiled = COMPILED) -> Compiled:
     """The timeline on a chip that takes so long for each of the convolutions."""
     rate = FLOPS / 0.95 / ((microseconds - 3) * 1e-6)  # any of them takes 3 us beside its work
     chip = replace(
         CHIP, peak_flops=(("bf16", rate),), compute_efficiency=1.0, half_flops=1e-9,
         launch_seconds=1e-12,
     )  # fmt: skip
-    return with_convolutions(COMPILED, chip)
+    return with_convolutions(compiled, chip)
 
 
 def test_gradients_cost_what_their_convolution_does() -> None:
@@ -68,6 +68,17 @@ def test_work_hides_what_it_can(microseconds: float, makespan: float, exposed: f
     found = timed(microseconds)
     assert found.seconds == pytest.approx(makespan * 1e-6)
     assert found.exposed_seconds == pytest.approx(exposed * 1e-6, abs=1e-11)
+
+
+def test_what_a_loop_runs_counts_each_time() -> None:
+    around = Span("add", "", 0, 4e-6, "entry", 1)
+    body = tuple(replace(s, computation="body", runs=8) for s in SPANS)
+    looped = replace(
+        COMPILED, seconds=(4 + 8 * 52) * 1e-6, exposed_seconds=8 * 20e-6, spans=(around, *body)
+    )
+    found = timed(25, looped)
+    assert found.seconds == pytest.approx((4 + 8 * 82) * 1e-6)
+    assert found.exposed_seconds == pytest.approx(8 * 5e-6)
 
 
 def test_without_convolutions_nothing_changes() -> None:
