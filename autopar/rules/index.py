@@ -16,17 +16,7 @@ from functools import partial
 from autopar.ir.graph import Op, Plain
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.primitive import (
-    FIRST,
-    WHOLE,
-    Factors,
-    Fusion,
-    Primitive,
-    Work,
-    fields,
-    ints,
-    optional,
-)
+from autopar.rules.primitive import WHOLE, Factors, Fusion, Primitive, Work, fields, ints, optional
 from autopar.rules.reduce import combiner_factor
 
 
@@ -154,12 +144,12 @@ def _scatter(op: Op, operands: Sequence[Value], *, combiner: str, linear: bool =
 
 
 _PUTS = partial(Primitive, work=Work.UPDATES, fusion=Fusion.SCATTER, local=True)
-_READS = partial(Primitive, work=Work.NONE, fusion=Fusion.INDEXING, picks=FIRST, local=True)
+_READS = partial(Primitive, work=Work.NONE, fusion=Fusion.INDEXING, picks=0, local=True)
 
 PRIMITIVES: Mapping[str, Primitive] = {
     "dynamic_slice": _READS(_dynamic_slice),
     "dynamic_update_slice": Primitive(
-        _dynamic_update_slice, Work.NONE, Fusion.KERNEL, picks=slice(1, 2), local=True
+        _dynamic_update_slice, Work.NONE, Fusion.KERNEL, picks=1, local=True
     ),
     "gather": _READS(_gather),
     "scatter": Primitive(partial(_scatter, combiner="last"), Work.NONE, Fusion.SCATTER, local=True),

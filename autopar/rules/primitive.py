@@ -135,9 +135,6 @@ class Fusion(Enum):
     SCATTER = "never: it computes what it puts, and puts it into the buffer of its first operand"
 
 
-FIRST, ANY = slice(1), slice(None)  # of an op's operands
-
-
 @dataclass(frozen=True)
 class Primitive:
     """The facts of one primitive.
@@ -147,9 +144,9 @@ class Primitive:
     those of the sums of one whose work they are: it takes its FLOPs' time, all others that of their
     bytes. One that `moves` gives back the items that it is given, and no others; one that
     `keeps_zero` makes zeros of zeros; one that `adds` puts sums into what its first operand holds;
-    one that `draws` makes random items, or the keys of such. Where it cuts or joins rows, or its
-    items depend on what is read, and not on shapes alone, `picks` are the operands of which the
-    first with rows has those that become its results' rows.
+    one that `draws` makes random items, or the keys of such. Where its items depend on what is
+    read, and not on shapes alone, `picks` is the operand whose rows become those of its result; one
+    that `regroups` cuts its operands in parts, or joins them, and the first with rows gives them.
     `local` says that its parameters speak of whole shapes, so that a device runs what
     `autopar.runtime.local` makes of it.
     """
@@ -164,7 +161,8 @@ class Primitive:
     keeps_zero: bool = False
     adds: bool = False
     draws: bool = False
-    picks: slice | None = None
+    picks: int | None = None
+    regroups: bool = False
     local: bool = False
 
     def flops(self, op: Op, operands: Sequence[Value]) -> int:

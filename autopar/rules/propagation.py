@@ -6,9 +6,9 @@ several factors, of which each dim shows the ones that it begins with:
 
     reshape f32[12, 8] -> f32[4, 3, 8]     (a b) c -> a b c      12 rows are 4 rows of 3
 
-Bodies are followed through their ports (`autopar.ir.control_flow`). Where a rule keeps the rows
-whole, as it depends on what is read, or as they are cut or joined, it is in a primitive's row whose
-rows become those of its results: `picks`.
+Bodies are followed through their ports (`autopar.ir.control_flow`). Where a rule keeps rows whole,
+as it depends on what is read, or they are cut or joined, a primitive's row says whose become those
+of its results: `picks` and `regroups`.
 """
 
 from __future__ import annotations
@@ -119,8 +119,9 @@ def _picked(
     op: Op, rule: Rule, shape: tuple[int, ...], where: Sequence[Dim], found: Mapping[str, Parts]
 ) -> Iterator[Part]:
     # Rows that are cut or looked up out of a batch, or joined with it, are a batch too.
-    picks = primitive(op.kind).picks
-    sources = () if picks is None else op.operands[picks]
+    facts = primitive(op.kind)
+    picked = () if facts.picks is None else (op.operands[facts.picks],)
+    sources = op.operands if facts.regroups else picked
     held = next((found[s] for s in sources if isinstance(s, str) and s in found), ())
     if op.kind == "gather" and held:
         indexed = {f for dim in rule.operands[1] for f in dim if rule.factors[f].size > 1}

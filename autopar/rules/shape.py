@@ -16,8 +16,6 @@ from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Literal, Value
 from autopar.rules.primitive import (
-    ANY,
-    FIRST,
     WHOLE,
     Factors,
     Fusion,
@@ -238,22 +236,22 @@ def _bitcast(op: Op, operands: Sequence[Value]) -> Rule:
 
 # Index arithmetic in their readers' kernels, which gives back what it is given.
 _MOVES = partial(Primitive, work=Work.NONE, fusion=Fusion.INDEXING, moves=True, keeps_zero=True)
-_JOINS = partial(Primitive, work=Work.NONE, fusion=Fusion.INDEXING)
+_JOINS = partial(Primitive, work=Work.NONE, fusion=Fusion.INDEXING, regroups=True)
 
 PRIMITIVES: Mapping[str, Primitive] = {
     "bitcast_convert_type": Primitive(_bitcast, Work.NONE),
     "broadcast_in_dim": Primitive(
         _broadcast_in_dim, Work.NONE, moves=True, keeps_zero=True, local=True
     ),
-    "concatenate": _JOINS(_concatenate, picks=ANY),
+    "concatenate": _JOINS(_concatenate),
     "empty": Primitive(_created, local=True),
     "iota": Primitive(_created, Work.NONE, local=True),
     "iota_2x32_shape": Primitive(_created, local=True),
-    "pad": _JOINS(_pad, picks=FIRST),
+    "pad": _JOINS(_pad),
     "reshape": _MOVES(_reshape, local=True),
     "rev": _MOVES(_rev),
-    "slice": _MOVES(_slice, picks=FIRST, local=True),
-    "split": _JOINS(_split, picks=FIRST),
+    "slice": _MOVES(_slice, picks=0, local=True),
+    "split": _JOINS(_split),
     "squeeze": _MOVES(_squeeze),
     "stack": Primitive(_stack, moves=True, keeps_zero=True),
     "tile": Primitive(_tile, moves=True, keeps_zero=True, local=True),
