@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import optax
 import pytest
 
 from autopar.errors import InfeasibleError, InputError
 from autopar.ir.graph import Op
-from autopar.ir.listing import Listing
+from autopar.ir.listing import Listing, LocalOp
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.values import Role
@@ -83,6 +84,32 @@ def test_data_parallel_reduces_each_gradient_once(name: str) -> None:
     moves = listing(name, "dp", "8").collectives()
     loss = 4
     assert sum(c.nbytes for _, c in moves) == sum(v.nbytes for v in given) + loss
+
+
+@pytest.mark.parametrize("method", ["dp", "zero1"])
+def test_the_batch_is_followed_through_rows_that_are_joined(method: str) -> None:
+    """Preferences: good and bad answers behind each other, and parted behind the model."""
+
+    def step(params: jax.Array, good: jax.Array, bad: jax.Array) -> jax.Array:
+        def loss(params: jax.Array) -> jax.Array:
+            scores = jnp.tanh(jnp.concatenate([good, bad]) @ params).sum(1)
+            better, worse = jnp.split(scores, 2)
+            return -jax.nn.log_sigmoid(better - worse).mean()
+
+        return params - jax.grad(loss)(params)
+
+    own = traced(step, jnp.zeros((16, 16)), jnp.zeros((32, 16)), jnp.zeros((32, 16)))
+    given = setting("8", "8xh100")
+    plan = Optimal(recipe=recipe_named(method)).run(own.graph, given)
+    products = [op for op in own.graph.ops if op.kind == "dot_general"]
+    assert len(products) == 2
+    steps = lowered(own.graph, plan, given).block.instructions
+    shares = [
+        s for s in steps if isinstance(s, LocalOp) and own.graph.op_at(s.equation) in products
+    ]
+    assert len(shares) == 2
+    for share in shares:
+        assert ("data",) in [axes for s in share.operand_shardings for axes in s.dims]
 
 
 @pytest.mark.smoke
