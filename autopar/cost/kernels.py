@@ -291,6 +291,8 @@ class _Writer:
         copies = i in self._line.copied
         convolution = self._convolution_before(i)
         reads = self._line.reads[i] if convolution is None else (convolution,)
+        if convolution is not None:
+            self._with_vector(i, convolution)
         sources = self._copied(i) if copies else self._sources(reads)
         if i in self._line.filled:
             sources = _joined((sources, self._filled(i)))
@@ -713,6 +715,21 @@ class _Writer:
             ):  # fmt: skip
                 return name
         return None
+
+    def _with_vector(self, i: int, convolution: str) -> None:
+        """Has a convolution's kernel wait for the vector that an instruction adds to its result.
+
+        One that is made behind the kernel is left out.
+        """
+        vector = [name for name in self._line.reads[i] if name != convolution]
+        pieces, later = _pieces(self._sources(vector)), set[str]()
+        for k in range(len(self._kernels) - 1, -1, -1):
+            kernel = self._kernels[k]
+            if convolution in kernel.makes:
+                reads = kernel.reads | (pieces - later)
+                self._kernels[k] = replace(kernel, reads=reads)
+                return
+            later.update(kernel.makes)
 
     def _is_vector(self, op: Op, operand: int, name: str) -> bool:
         """True if an operand, which has a name here, is a vector, spread over other dims or not."""

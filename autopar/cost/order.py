@@ -195,10 +195,16 @@ def wait_for_all(waits: dict[int, int], joined: int, for_these: int) -> None:
 
 @dataclass
 class _Fused:
-    """Kernels that run as one: what they have at hand, read or made."""
+    """Kernels that run as one: what they have at hand, read or made.
 
-    number: int
+    `bit` stands for them while more may join them, until the kernel `end`; `waits` are the bits of
+    those that they wait for.
+    """
+
     first: int
+    bit: int
+    waits: int
+    end: int = 0
     at_hand: set[str] = field(default_factory=set[str])
     made: set[str] = field(default_factory=set[str])
 
@@ -211,38 +217,71 @@ def at_hand(
     """By kernel, the one that it runs with, and the pieces that it need not load as that has them.
 
     XLA for GPUs runs element-wise work of one shape that reads the same, or what other such work
-    stores, as one kernel with several results (multi-output fusion), unless other work lies
-    between. Of the 10 pieces that Adam's three kernels would move it moves 7:
+    stores, as one kernel with several results (multi-output fusion), unless it waits for other work
+    that waits for the rest. Of the 10 pieces that Adam's three kernels would move it moves 7:
 
         m' = f(m, g)   v' = f(v, g)   p' = f(p, m', v')     loads p, m, v and g, stores the rest
 
     `shapes` are those of element-wise kernels' results on a device; None for all other kernels.
     That two read the same number, such as a learning rate, does not join them.
     """
-    having: dict[tuple[tuple[int, ...], str], list[_Fused]] = {}  # by shape, and a piece at hand
-    latest: dict[str, int] = {}  # of each piece, the last of them that it waits for
-    found: dict[int, tuple[int, frozenset[str]]] = {}
-    count = 0
+    # 1. Of each piece, the last kernel that has it at hand in a shape, where several have.
+    ends: dict[tuple[tuple[int, ...], str], int] = {}
+    seen: set[tuple[tuple[int, ...], str]] = set()
     for k, (kernel, shape) in enumerate(zip(kernels, shapes, strict=True)):
-        waits = max((latest.get(name, 0) for name in kernel.reads), default=0)
+        for name in (*kernel.reads, *kernel.makes) if shape else ():
+            if shape and nbytes[name] > NUMBER_BYTES:
+                if (shape, name) in seen:
+                    ends[shape, name] = k
+                seen.add((shape, name))
+    having: dict[tuple[tuple[int, ...], str], list[_Fused]] = {}  # by shape, and a piece at hand
+    waits: dict[str, int] = {}  # of each piece, all those that it waits for and more may join
+    growing: dict[int, _Fused] = {}  # these, by their bits
+    until: dict[int, list[_Fused]] = {}
+    found: dict[int, tuple[int, frozenset[str]]] = {}
+    bits = count = 0
+    for k, (kernel, shape) in enumerate(zip(kernels, shapes, strict=True)):
+        before = 0
+        for name in kernel.reads:
+            before = either(before, waits.get(name, 0))
+        before &= bits
         if shape:
+            # 2. It joins the first that it may; who waits for those now waits for its operands too.
             shared = (name for name in kernel.reads if nbytes[name] > NUMBER_BYTES)
-            near = {f.number: f for name in shared for f in having.get((shape, name), ())}
-            able = (near[n] for n in sorted(near) if _may_join(kernel, near[n], latest))
+            near = {f.bit: f for name in shared for f in having.get((shape, name), ())}
+            able = (near[bit] for bit in sorted(near) if _may_join(kernel, near[bit], waits))
             own = next(able, None)
             if own is None:
+                own = _Fused(k, 1 << count, before)
                 count += 1
-                own = _Fused(count, k)
             else:
                 found[k] = own.first, kernel.reads & own.at_hand
+                more = before & ~(own.waits | own.bit)
+                own.waits |= more
+                for other in growing.values() if more else ():
+                    if other.waits & own.bit:
+                        other.waits |= more
+                for name in (n for o in kernels[own.first : k] for n in o.makes) if more else ():
+                    if waits.get(name, 0) & own.bit:
+                        waits[name] |= more
             for name in (*kernel.reads, *kernel.makes):
                 if name not in own.at_hand:
                     own.at_hand.add(name)
                     having.setdefault((shape, name), []).append(own)
+                    own.end = max(own.end, ends.get((shape, name), 0))
+            if own.end > k:
+                bits |= own.bit
+                growing[own.bit] = own
+                until.setdefault(own.end, []).append(own)
             own.made.update(kernel.makes)
-            waits = max(waits, own.number)
-        if waits:
-            latest.update(dict.fromkeys(kernel.makes, waits))
+            before = own.waits | (own.bit & bits)
+        if before:
+            waits.update(dict.fromkeys(kernel.makes, before))
+        # 3. Whom nobody may join any more, nobody needs to wait for.
+        for own in until.pop(k, ()):
+            if own.end == k:
+                growing.pop(own.bit, None)
+                bits &= ~own.bit
     return found
 
 
@@ -280,9 +319,9 @@ def in_order(stored: Stored) -> Stored:
     return replace(stored, kernels=tuple(kernels[k] for k in order))
 
 
-def _may_join(kernel: Kernel, fused: _Fused, latest: Mapping[str, int]) -> bool:
-    """True if nothing that a kernel reads may have been made in between of what those make."""
-    return all(latest.get(n, 0) < fused.number for n in kernel.reads if n not in fused.made)
+def _may_join(kernel: Kernel, fused: _Fused, waits: Mapping[str, int]) -> bool:
+    """True if nothing that a kernel reads, but for what those make, waits for them."""
+    return not any(waits.get(n, 0) & fused.bit for n in kernel.reads if n not in fused.made)
 
 
 @dataclass(frozen=True)

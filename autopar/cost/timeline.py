@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, groupby
+from typing import TypeAlias
 
 from autopar.cluster.catalog import entry_named
 from autopar.cost.few_blocks import BlockCounts, FewBlocks
@@ -52,6 +53,7 @@ from autopar.cost.trips import (
     collective_kind,
     repeats_work,
 )
+from autopar.cost.views import View, product_views
 from autopar.errors import GraphError
 from autopar.ir.batching import Accumulator
 from autopar.ir.compiler_options import MERGED_PRODUCTS, PIPELINED
@@ -511,7 +513,9 @@ class _Timer:
             self._scheduled_as(block, kernel, s, on_wires)
             for kernel, s, on_wires in zip(kernels, spent, beside, strict=True)
         ]
-        known = Known(takes, products, self._guesses)
+        found = product_views(block, self._sizes)
+        views = {k: found.get(kernels[k].makes[0], {}) for k in products}
+        known = Known(takes, products, self._guesses, views)
         streams = in_two_streams(kernels, spent, beside, known)
         return Timed(block, kernels, streams, bodies, known, fills, self._pipelined)
 
@@ -623,12 +627,14 @@ class _Timer:
 class Known:
     """The times of kernels that XLA's scheduler knows, and which of them are `products`.
 
-    It takes each for so long, in seconds, or in a unit of its own where they are `guessed`.
+    It takes each for so long, in seconds, or in a unit of its own where they are `guessed`. Of each
+    product, `views` are those that it has of pieces.
     """
 
     takes: Sequence[float]
     products: frozenset[int] = frozenset()
     guessed: bool = False
+    views: Mapping[int, Mapping[str, View]] = field(default_factory=dict[int, Mapping[str, View]])
 
 
 @dataclass(frozen=True)
@@ -741,6 +747,7 @@ def beside_moves(
     """
     kernels, times = stored.kernels, elsewhere or {}
     at = {_identity(k): n for n, k in enumerate(timed.kernels)}
+    views: dict[int, Mapping[str, View]] = {}
     takes, products, beside = list[float](), set[int](), list[bool]()
     for k, kernel in enumerate(kernels):
         n = at.get(_identity(kernel))
@@ -753,9 +760,11 @@ def beside_moves(
         beside.append(any(t.is_beside for t in own) if n is None else timed.streams.beside[n])
         if n in timed.known.products or any(t.is_product for t in own):
             products.add(k)
+        if n is not None and n in timed.known.views:
+            views[k] = timed.known.views[n]
     if not any(beside):
         return stored
-    known = Known(takes, frozenset(products), timed.known.guessed)
+    known = Known(takes, frozenset(products), timed.known.guessed, views)
     order = _latency_hiding_order(begun_by_makers(stored), needed(kernels), beside, known)
     left = tuple(kernels[k] for k, is_end in order if not is_end)
     return replace(stored, kernels=left, sent=_sent(kernels, order))
@@ -834,7 +843,7 @@ def _latency_hiding_order(
         readers[n] += 1
 
     # Kernels that nobody before them waits for; of ends, heaps of (-ahead, -kernel).
-    work = _Work(kernels, ahead, takes)
+    work = _Work(kernels, ahead, takes, known.views)
     soon: list[tuple[float, float, int]] = []  # work behind the time at which it is ready
     ends: list[tuple[float, int]] = []
     under_way: tuple[float, int] | None = None  # when its start is ready, and the collective
@@ -903,6 +912,9 @@ def _latency_hiding_order(
     return order[::-1]
 
 
+_Read: TypeAlias = tuple[str, View | None]
+
+
 class _Work:
     """Kernels that are ready, by the seconds of collectives ahead of them and what they take.
 
@@ -910,23 +922,35 @@ class _Work:
     """
 
     def __init__(
-        self, kernels: Sequence[Kernel], ahead: Sequence[float], takes: Sequence[float]
+        self,
+        kernels: Sequence[Kernel],
+        ahead: Sequence[float],
+        takes: Sequence[float],
+        views: Mapping[int, Mapping[str, View]],
     ) -> None:
         self._ahead, self._takes = ahead, takes
         self._depths: list[float] = []  # a heap, the deepest first
         self._by_time: dict[float, list[tuple[float, int]]] = {}
         self._by_place: dict[float, list[tuple[int, int]]] = {}  # heaps, what lets go of most first
         self._ready = set[int]()
-        self._reads = [kernel.reads for kernel in kernels]
+        # What a kernel reads: a piece, or its own view of one, which others may have as well.
+        self._reads: list[list[_Read]] = []
+        for k, kernel in enumerate(kernels):
+            own = views.get(k, {})
+            self._reads.append([(name, own.get(name)) for name in kernel.reads])
         self._lets_go = [0] * len(takes)
-        # Of each piece, how many that read it are still to be placed, and the sum of their numbers.
-        self._unplaced: dict[str, tuple[int, int]] = {}
+        # How many that read it are still to be placed, and the sum of their numbers. A view reads
+        # its piece, with a number of its own.
+        self._unplaced: dict[_Read, tuple[int, int]] = {}
+        self._views: dict[_Read, int] = {}
         for k, reads in enumerate(self._reads):
-            for name in reads:
-                count, total = self._unplaced.get(name, (0, 0))
-                self._unplaced[name] = count + 1, total + k
+            for read in reads:
+                self._count(read, k)
+                if read[1] is not None and read not in self._views:
+                    self._views[read] = len(takes) + len(self._views)
+                    self._count((read[0], None), self._views[read])
         for count, k in self._unplaced.values():
-            if count == 1:
+            if count == 1 and k < len(takes):
                 self._lets_go[k] += 1
 
     def __bool__(self) -> bool:
@@ -945,13 +969,25 @@ class _Work:
 
     def placed(self, k: int) -> None:
         """Counts a kernel as placed: what is left of its pieces' readers may let go of them."""
-        for name in self._reads[k]:
-            count, total = self._unplaced[name]
-            self._unplaced[name] = count - 1, total - k
-            if count == 2:
-                self._lets_go[total - k] += 1
-                if total - k in self._ready:
-                    self._put(total - k)
+        for read in self._reads[k]:
+            is_last = self._read_by(k, read)
+            if is_last and read in self._views:
+                self._read_by(self._views[read], (read[0], None))
+
+    def _count(self, read: _Read, k: int) -> None:
+        count, total = self._unplaced.get(read, (0, 0))
+        self._unplaced[read] = count + 1, total + k
+
+    def _read_by(self, k: int, read: _Read) -> bool:
+        """Count one that reads something as placed; True if it was the last."""
+        count, total = self._unplaced[read]
+        self._unplaced[read] = count - 1, total - k
+        last = total - k
+        if count == 2 and last < len(self._takes):
+            self._lets_go[last] += 1
+            if last in self._ready:
+                self._put(last)
+        return count == 1
 
     def goes_behind(self, k: int, is_timed: bool) -> bool:
         """True if a kernel goes before all that are ready, or before those that are less deep."""

@@ -120,6 +120,33 @@ def test_element_wise_work_that_reads_the_same_runs_as_one() -> None:
     assert len(with_siblings(replace(step, kernels=tuple(reduced)), shapes).kernels) == 6
 
 
+def test_element_wise_work_is_joined_across_other_work_that_does_not_wait_for_it() -> None:
+    # What is made of s waits for t or not; u, made of the first of it, cannot run before that.
+    step = stored(
+        ("s", "", 64), ("x", "", 64), ("a", "s", 64), ("t", "x", 64), ("p", "a", 64),
+        ("g", "st", 64), ("u", "sp", 64), kept="gu",
+    )  # fmt: skip
+    shapes = [(8, 8) if k.makes[0] in "atgu" else None for k in step.kernels]
+    joined = with_siblings(step, shapes)
+    assert [k.makes for k in joined.kernels] == [
+        ("s",), ("x",), ("t",), ("a", "g"), ("p",), ("u",),
+    ]  # fmt: skip
+
+
+@given(st.data())
+def test_no_two_that_are_joined_wait_for_each_other(data: st.DataObject) -> None:
+    names = "abcdefghijklmnopqrst"[: data.draw(st.integers(1, 20))]
+    kernels: list[tuple[str, str, int]] = []
+    for k, name in enumerate(names):
+        reads = data.draw(st.sets(st.sampled_from(names[:k]), max_size=3)) if k else set[str]()
+        kernels.append((name, "".join(sorted(reads)), data.draw(st.sampled_from([4, 64]))))
+    shapes = [data.draw(st.sampled_from([None, (8, 8), (8, 8), (4,)])) for _ in names]
+    joined = with_siblings(stored(*kernels, kept=names[-1]), shapes).kernels
+    assert sorted(name for k in joined for name in k.makes) == sorted(names)
+    place = {name: at for at, k in enumerate(joined) for name in k.makes}
+    assert all(place[r] < at for at, k in enumerate(joined) for r in k.reads)
+
+
 def test_a_gather_starts_three_collectives_before_its_reader() -> None:
     kernels = [
         Kernel(k, (name,), frozenset(reads), group=("all-gather", ("data",), "f32"), is_early=True)
