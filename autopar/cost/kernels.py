@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -240,9 +240,11 @@ class _Writer:
         stacked: Pieces,
     ) -> None:
         self._block, self._line, self._sizes = block, line, sizes
+        self._outputs = {o for o in block.outputs if o is not None}
         self._inner_bytes = inner_bytes
         self._stacked = stacked
         self._nbytes: dict[str, int] = dict(given)
+        self._bitcasts: dict[str, int] = {}  # stored values under other names, with other dims
         self._behind: dict[str, _Behind] = {name: frozenset((name,)) for name in given}
         self._work: dict[str, float] = {}  # of a fused piece, in bytes
         # Of a fused piece, the bytes that are loaded of pieces from which something is picked.
@@ -273,7 +275,7 @@ class _Writer:
         if self._weighed:
             kernels = self._computed_again(kernels, self._line.loaded.union(*behind.values()))
         return Stored(
-            tuple(kernels), self._nbytes, kept, behind, self._line.visits,
+            tuple(kernels), {**self._nbytes, **self._bitcasts}, kept, behind, self._line.visits,
             gives_tuples=self._sizes.platform == "gpu",
         )  # fmt: skip
 
@@ -304,7 +306,7 @@ class _Writer:
         nbytes = self._result_bytes(i, step)
         if self._turns_anew(i, sources, nbytes[0]):
             return
-        if self._is_made_so(i):
+        if self._is_made_so(i) or self._is_bitcast(i, nbytes[0]):
             self._behind[self._line.makes[i][0]] = sources
             return
         if self._line.copied and self._line.fused[i]:
@@ -442,6 +444,22 @@ class _Writer:
         is_rising = all(a < b for a, b in itertools.pairwise(lying) if makers[a] == makers[b])
         one_batch = sum(makers[d] == 0 for d in lying) == 1
         return one_batch and len(runs) == len({*runs}) and runs[-1] != 0 and is_rising
+
+    def _is_bitcast(self, i: int, nbytes: int) -> bool:
+        """True for a stored value with other dims, which XLA for GPUs reads where that lies.
+
+        What the block gives back has a buffer of its own.
+        """
+        line, op = self._line, self._line.ops[i]
+        if self._sizes.platform != "gpu" or op is None or op.kind != "reshape":
+            return False
+        ((name,), (made,)) = line.reads[i], line.makes[i]
+        stored = self._nbytes.get(name, self._bitcasts.get(name))
+        is_turned = line.orders.is_turned(name) or name in line.transposed
+        if is_turned or stored != nbytes or made in self._outputs or i in line.copied:
+            return False
+        self._bitcasts[made] = nbytes
+        return True
 
     def _turns_anew(self, i: int, sources: _Behind, nbytes: int) -> bool:
         """Writes a value in another order where XLA for TPUs computes it once more for that.
@@ -1069,7 +1087,7 @@ class _Writer:
         assert op is not None
         if isinstance(step, Loop):
             # A loop's results take over the buffers that it starts from.
-            scratch = self._inner_bytes(step, op, self._nbytes)
+            scratch = self._inner_bytes(step, op, ChainMap(self._bitcasts, self._nbytes))
             return Kernel(i, makes, sources, scratch, in_place=True)
         scratch = 0
         if op.kind == "dot_general":
