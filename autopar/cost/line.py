@@ -15,6 +15,7 @@ from autopar.cost.layouts import Layouts, Orders, visited
 from autopar.cost.ops import (
     ADDITIONS,
     LONGEST_ROW,
+    filled_share,
     group_count,
     has_filter,
     is_fused_into_readers,
@@ -25,6 +26,7 @@ from autopar.cost.ops import (
     made_share,
     padded_share,
     padding,
+    slides_gradient,
     slides_image,
     summed_dims,
 )
@@ -341,18 +343,19 @@ def _read_from_memory(
     if is_scatter(op):  # it computes what it puts, and puts it into what is there
         return line.reads[i][:1] if run.operands[0] is not None else ()
     if op.kind == "conv_general_dilated":
-        apart = _laid_out_filter(line, i, op, run)
+        apart = _laid_out_filter(line, sizes, i, op, run)
         image, share = run.operands[0], padded_share(op)
         if sizes.platform == "gpu" and is_run_backward(op, _is_turned_round(line, run.operands[1])):
             line.padded[run.results[0]] = made_share(op)
-        elif sizes.platform == "gpu" and image is not None and share > 1:
-            copy = f"{image} padded by {padding(op)}"
-            line.copied[i] = {**line.copied.get(i, {}), image: copy}
-            line.padded[copy] = share
-            apart.add(image)
-        elif sizes.platform == "gpu" and slides_image(op):  # both with their features outermost
-            line.copied[i] = {name: f"{name} as features" for name in line.reads[i]}
-            apart.update(line.reads[i])
+        elif sizes.platform == "gpu":
+            if slides_image(op) or slides_gradient(op):  # both with their features outermost
+                line.copied[i] = {name: f"{name} as features" for name in line.reads[i]}
+                apart.update(line.reads[i])
+            if image is not None and share > 1:
+                copy = f"{line.copied.get(i, {}).get(image, image)} padded by {padding(op)}"
+                line.copied[i] = {**line.copied.get(i, {}), image: copy}
+                line.padded[copy] = share
+                apart.add(image)
         return set(line.reads[i]) - apart
     if op.kind == "ragged_dot_general" and sizes.platform == "gpu":
         line.copied[i] = dict(_by_groups(line, sizes, run, op))
@@ -508,14 +511,20 @@ def _before_casts(line: Line, name: str) -> str:
     return _before_casts(line, reads[0])
 
 
-def _laid_out_filter(line: Line, i: int, op: Op, run: LocalOp) -> set[str]:
+def _laid_out_filter(line: Line, sizes: Sizes, i: int, op: Op, run: LocalOp) -> set[str]:
     """Filters are read in an order of their own, and in that again for the input's gradient.
 
-    That one reads them turned round, which the kernel does itself.
+    That one reads them turned round, which the kernel does itself. Where it cannot leave taps apart
+    it reads them with zeros between.
     """
     filters = run.operands[1]
     if filters is None or not has_filter(op):
         return set()
+    share = filled_share(op) if sizes.platform == "gpu" else 1.0
+    if share > 1:
+        filled = f"{filters} as filters {op.ints('rhs_dilation')} apart"
+        line.copied[i], line.padded[filled] = {filters: filled}, share
+        return {filters}
     at = line.maker.get(filters)
     turns = line.ops[at] if at is not None else None
     if at is None or turns is None or turns.kind != "rev":

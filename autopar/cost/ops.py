@@ -205,6 +205,35 @@ def slides_image(op: Op) -> bool:
     return _lies_apart(op) and len(op.ints("lhs_dilation")) < 3 and not has_filter(op)
 
 
+def slides_gradient(op: Op) -> bool:
+    """True if XLA for GPUs slides what a filter made over its image, as if that was the filter.
+
+    It does for the gradient of a filter whose taps lie apart, for which cuDNN has no call: rows are
+    features to it, and features rows.
+    """
+    is_apart = any(step > 1 for step in op.ints("window_strides"))
+    groups = op.whole("feature_group_count"), op.whole("batch_group_count")
+    return is_apart and groups == (1, 1) and not _lies_apart(op) and not has_filter(op)
+
+
+def rows_read(op: Op) -> int:
+    """The rows of the batch that the gradient of a filter sums over."""
+    return operand_shape(op, 1)[ints(fields(op.param("dimension_numbers"))["rhs_spec"])[1]]
+
+
+def filled_share(op: Op) -> float:
+    """The size of a filter with zeros between its taps over that of the filter itself.
+
+    It is 1 if the kernel leaves them apart itself, as it does where it pads the image itself.
+    """
+    shape, apart = operand_shape(op, 1), op.ints("rhs_dilation")
+    if not shape or padded_share(op) == 1 or _lies_apart(op):
+        return 1.0
+    at = ints(fields(op.param("dimension_numbers"))["rhs_spec"])[2:]
+    taps = [(shape[d], steps) for d, steps in zip(at, apart, strict=True)]
+    return math.prod(((n - 1) * steps + 1) / n for n, steps in taps)
+
+
 def is_run_backward(op: Op, turned: bool) -> bool:
     """True for the gradient of the input of a convolution with strides, which cuDNN has a call for.
 

@@ -19,7 +19,15 @@ from autopar.cluster import Chip, Cluster, LinkLevel, axis_links
 from autopar.cluster.catalog import gpu_target
 from autopar.cluster.chip import GpuTarget, Platform
 from autopar.cost.collective import SCATTER_TIE, collective_seconds
-from autopar.cost.ops import group_count, has_filter, image_features
+from autopar.cost.ops import (
+    filled_share,
+    group_count,
+    has_filter,
+    image_features,
+    rows_read,
+    slides_gradient,
+    slides_image,
+)
 from autopar.errors import MeshError
 from autopar.ir.compiler_options import PIPELINED, CompilerOptions
 from autopar.ir.graph import Op
@@ -58,8 +66,13 @@ def kernel_seconds(chip: Chip, op: Op, nbytes: float, share: float = 1.0) -> flo
         return elementwise_seconds(chip, nbytes)
     dtype = op.results[0].dtype
     if chip.platform == "gpu" and op.kind == "conv_general_dilated":
-        read, of_filter = image_features(op), not has_filter(op)
-        return convolution_seconds(chip, op.flops / share, nbytes, dtype, read, of_filter)
+        flops = filled_share(op) * op.flops / share
+        if slides_gradient(op) or slides_image(op):
+            rows = max(1, round(rows_read(op) / share))
+            return convolution_seconds(chip, flops, nbytes, dtype, rows, of_filter=False)
+        return convolution_seconds(
+            chip, flops, nbytes, dtype, image_features(op), of_filter=not has_filter(op)
+        )
     flops = op.flops * (group_count(op) if chip.platform == "gpu" else 1)
     return compute_seconds(chip, flops / share, nbytes, dtype)
 

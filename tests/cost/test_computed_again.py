@@ -130,6 +130,18 @@ def test_and_so_it_is_by_xla() -> None:
     assert abs(told - compiled) < 17 * 2**20
 
 
+@needs_gpu_compiler
+def test_a_loop_reads_an_argument_with_other_dims_where_it_lies() -> None:
+    def step(w: Any, x: jax.Array) -> Any:
+        def trip(total: jax.Array, rows: jax.Array) -> Any:
+            return total + jnp.tanh(rows @ w).sum(0), None
+
+        return w, jax.lax.scan(trip, jnp.zeros_like(w[0]), x.reshape(4, LONG, LONG))[0]
+
+    found = planned(step, *arrays((LONG, LONG), (LONG, 4, LONG)))
+    assert found.plan.prediction.peak_bytes == pytest.approx(peak_by_xla(found), rel=0.02)
+
+
 @pytest.mark.parametrize(("taps", "sums"), [(1, 1), (3, 3)])
 def test_a_convolution_adds_what_its_result_alone_is_added_to(taps: int, sums: int) -> None:
     """But for the gradient of an input, which reads a filter of several taps turned round."""

@@ -118,6 +118,69 @@ def test_with_groups_of_features_inputs_are_written_out_apart() -> None:
     assert made == [4 * 8 * 8 * 64 * 2]
 
 
+def dilated(apart: int, causal: bool = False) -> Planned:
+    """A step of three convolutions whose filters have taps so far apart, of rows split by eight."""
+    padding = [(2 * apart, 0)] * 2 if causal else "SAME"
+
+    def loss(ws: Any, h: Any) -> jax.Array:
+        h = jnp.sin(h)
+        for w in ws:
+            made = jax.lax.conv_general_dilated(
+                h, w, (1, 1), padding, rhs_dilation=(apart, apart),
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )  # fmt: skip
+            h = jax.nn.relu(made)
+        return jnp.sum(jnp.sin(h.astype(jnp.float32)))
+
+    def step(ws: Any, x: Any) -> Any:
+        return [w - 0.1 * g for w, g in zip(ws, jax.grad(loss)(ws, x), strict=True)], ()
+
+    bf16 = jnp.bfloat16
+    ws = [jax.ShapeDtypeStruct(FILTER, bf16)] * 3
+    images = jax.ShapeDtypeStruct((128, 64, 64, 64), bf16)
+    planned = autopar.parallelize(step, cluster="8xh100", mesh=(8,), method="dp", cache=False)
+    return planned.planned(ws, images)
+
+
+def laid_out(planned: Planned) -> Stored:
+    (part,) = planned.program.parts
+    sizes = Sizes(planned.graph, planned.plan.mesh, "gpu")
+    return stored_kernels(part.listing.block, sizes, sizes.inputs(part.listing), lambda *_: 0)
+
+
+@pytest.mark.parametrize(("apart", "count"), [(1, 0), (2, 6)])
+def test_the_gradient_of_a_filter_with_taps_apart_has_features_for_rows(
+    apart: int, count: int
+) -> None:
+    """cuDNN has no call for it: XLA slides what the filter made, of which it has a copy."""
+    found = laid_out(dilated(apart))
+    named = [m for k in found.kernels for m in k.makes if m.endswith("as features")]
+    assert len(named) == count
+    assert {found.nbytes[name] for name in named} <= {16 * 64**3 * 2}
+
+
+def test_a_filter_with_taps_apart_is_filled_where_the_image_is_padded_on_one_side() -> None:
+    found = laid_out(dilated(4, causal=True))
+    filled = {n: size for n, size in found.nbytes.items() if n.endswith("apart")}
+    assert len(filled) == 3 + 2  # and to the gradients of the inputs
+    assert set(filled.values()) == {9 * 9 * 64 * 64 * 2}
+
+
+def test_and_then_zeros_are_multiplied() -> None:
+    even, filled = (dilated(4, causal).plan.prediction.seconds for causal in (False, True))
+    assert filled > 2 * even
+
+
+@needs_gpu_compiler
+def test_memory_of_taps_apart_is_as_compiled() -> None:
+    planned = dilated(2)
+    cluster = Cluster.parse("8xh100")
+    (program,) = programs_of(planned, cluster, Target.of(cluster))
+    export: Any = program.export
+    peak = compile_ahead(export()).peak_bytes
+    assert planned.plan.prediction.peak_bytes == pytest.approx(peak, rel=0.02)
+
+
 def transposed(turned: bool) -> Planned:
     """A step of two transposed convolutions, whose filters are turned round or are not."""
 

@@ -559,3 +559,27 @@ def test_what_is_spread_out_and_turned_over_for_a_product_is_stored(
     written = made(kernels_of(graph))
     assert written[-4:] == [("%there",), ("%back",), ("%y",), ("%z",)]
     assert (("%w",) in written) == is_stored
+
+
+# -- other dims of the same items ------------------------------------------------------------------
+
+
+def reshaped(returns: str) -> list[tuple[str, ...]]:
+    """What is stored of a value that a product reads with other dims, by two reshapes."""
+    dims = "{dimension_numbers=(((1,), (0,)), ((), ()))}"
+    graph = graph_of(
+        "%t: f32[8,8,4,16] = reshape(%x) forward {new_sizes=(8, 8, 4, 16), dimensions=None}",
+        "%r: f32[64,64] = reshape(%t) forward {new_sizes=(64, 64), dimensions=None}",
+        f"%y: f32[64,64] = dot_general(%r, %w) forward {dims}",
+        inputs='%x: f32[8,8,64] batch "x",\n%w: f32[64,64] state "w"',
+        returns=returns,
+    )
+    return made(kernels_of(graph))
+
+
+def test_a_reshaped_value_is_read_where_it_lies() -> None:
+    assert reshaped('%y "y"') == [("%y",)]
+
+
+def test_one_that_is_given_back_has_a_buffer_of_its_own() -> None:
+    assert reshaped('%y "y",\n%r "r"') == [("%r",), ("%y",)]
