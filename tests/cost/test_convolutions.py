@@ -168,7 +168,7 @@ def test_a_filter_with_taps_apart_is_filled_where_the_image_is_padded_on_one_sid
 
 def test_and_then_zeros_are_multiplied() -> None:
     even, filled = (dilated(4, causal).plan.prediction.seconds for causal in (False, True))
-    assert filled > 2 * even
+    assert filled > 1.5 * even
 
 
 @needs_gpu_compiler
