@@ -224,10 +224,12 @@ def rows_read(op: Op) -> int:
 def filled_share(op: Op) -> float:
     """The size of a filter with zeros between its taps over that of the filter itself.
 
-    It is 1 if the kernel leaves them apart itself, as it does where it pads the image itself.
+    It is 1 if the kernel leaves them apart itself, as it does where it pads the image itself, and as
+    cuDNN's call does for the gradient of a filter that was slid in strides.
     """
     shape, apart = operand_shape(op, 1), op.ints("rhs_dilation")
-    if not shape or padded_share(op) == 1 or _lies_apart(op):
+    has_call = not has_filter(op) and not slides_gradient(op)
+    if not shape or has_call or padded_share(op) == 1 or _lies_apart(op):
         return 1.0
     at = ints(fields(op.param("dimension_numbers"))["rhs_spec"])[2:]
     taps = [(shape[d], steps) for d, steps in zip(at, apart, strict=True)]
