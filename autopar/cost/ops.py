@@ -224,8 +224,8 @@ def rows_read(op: Op) -> int:
 def filled_share(op: Op) -> float:
     """The size of a filter with zeros between its taps over that of the filter itself.
 
-    It is 1 if the kernel leaves them apart itself, as it does where it pads the image itself, and as
-    cuDNN's call does for the gradient of a filter that was slid in strides.
+    It is 1 if the kernel leaves them apart itself: where it pads the image itself, and in cuDNN's
+    call for the gradient of a filter that was slid in strides.
     """
     shape, apart = operand_shape(op, 1), op.ints("rhs_dilation")
     has_call = not has_filter(op) and not slides_gradient(op)
