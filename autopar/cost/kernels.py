@@ -455,7 +455,7 @@ class _Writer:
             return False
         ((name,), (made,)) = line.reads[i], line.makes[i]
         stored = self._nbytes.get(name, self._bitcasts.get(name))
-        is_turned = line.orders.is_turned(name) or name in line.transposed
+        is_turned = line.orders.is_turned(name) or name in line.transposed or name in line.in_parts
         if is_turned or stored != nbytes or made in self._outputs or i in line.copied:
             return False
         self._bitcasts[made] = nbytes

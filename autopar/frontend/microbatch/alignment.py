@@ -53,7 +53,8 @@ def align(whole: TracedStep, part: TracedStep) -> FlatProgram:
             bulleted(
                 f"{name} cannot be cut into microbatches: its structure depends on the batch size.",
                 [fault],
-                f"Write it so that every batch size runs the same operations. {_LARGER}",
+                f"Write it so that every batch size runs the same operations. {_LARGER} A step "
+                "that adds up the gradients of parts of its batch can leave that to microbatches=.",
             )
         )
     # 2. Constants of the part become the whole's, unless they say which rows to read (E3).

@@ -217,8 +217,10 @@ def _first_pairs(whole: FlatProgram, part: FlatProgram) -> Equation | None:
         if one.primitive is not own.primitive or one.line != own.line:
             return None
         for a, b in zip(one.result_avals, own.result_avals, strict=False):
-            differing = [n for n, m in zip(type_of(a)[0], type_of(b)[0], strict=False) if n != m]
-            if len(differing) > 1:
+            shape, short = type_of(a)[0], type_of(b)[0]
+            if len(shape) != len(short):  # another operation: one row, say, is squeezed away
+                return None
+            if sum(n != m for n, m in zip(shape, short, strict=True)) > 1:
                 return one
     return None
 
