@@ -197,13 +197,13 @@ def wait_for_all(waits: dict[int, int], joined: int, for_these: int) -> None:
 class _Fused:
     """Kernels that run as one: what they have at hand, read or made.
 
-    `bit` stands for them while more may join them, until the kernel `end`; `waits` are the bits of
-    those that they wait for.
+    `bit` stands for them while more may join them, until the kernel `end`. From the kernel `since`
+    on there are pieces that wait for them.
     """
 
     first: int
     bit: int
-    waits: int
+    since: int
     end: int = 0
     at_hand: set[str] = field(default_factory=set[str])
     made: set[str] = field(default_factory=set[str])
@@ -229,8 +229,10 @@ def at_hand(
     ends: dict[tuple[tuple[int, ...], str], int] = {}
     seen: set[tuple[tuple[int, ...], str]] = set()
     for k, (kernel, shape) in enumerate(zip(kernels, shapes, strict=True)):
-        for name in (*kernel.reads, *kernel.makes) if shape else ():
-            if shape and nbytes[name] > NUMBER_BYTES:
+        if not shape:
+            continue
+        for name in (*kernel.reads, *kernel.makes):
+            if nbytes[name] > NUMBER_BYTES:
                 if (shape, name) in seen:
                     ends[shape, name] = k
                 seen.add((shape, name))
@@ -252,18 +254,19 @@ def at_hand(
             able = (near[bit] for bit in sorted(near) if _may_join(kernel, near[bit], waits))
             own = next(able, None)
             if own is None:
-                own = _Fused(k, 1 << count, before)
+                own = _Fused(k, 1 << count, k)
                 count += 1
             else:
                 found[k] = own.first, kernel.reads & own.at_hand
-                more = before & ~(own.waits | own.bit)
-                own.waits |= more
-                for other in growing.values() if more else ():
-                    if other.waits & own.bit:
-                        other.waits |= more
-                for name in (n for o in kernels[own.first : k] for n in o.makes) if more else ():
-                    if waits.get(name, 0) & own.bit:
-                        waits[name] |= more
+                known = waits.get(kernels[own.first].makes[0], 0)
+                if before & ~known:
+                    for name in (n for other in kernels[own.since : k] for n in other.makes):
+                        if waits.get(name, 0) & own.bit:
+                            waits[name] |= before
+                    for other in growing.values():
+                        if other.bit & before:
+                            other.since = min(other.since, own.since)
+                before |= known
             for name in (*kernel.reads, *kernel.makes):
                 if name not in own.at_hand:
                     own.at_hand.add(name)
@@ -274,7 +277,7 @@ def at_hand(
                 growing[own.bit] = own
                 until.setdefault(own.end, []).append(own)
             own.made.update(kernel.makes)
-            before = own.waits | (own.bit & bits)
+            before |= own.bit & bits
         if before:
             waits.update(dict.fromkeys(kernel.makes, before))
         # 3. Whom nobody may join any more, nobody needs to wait for.

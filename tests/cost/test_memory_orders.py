@@ -133,6 +133,18 @@ def test_element_wise_work_is_joined_across_other_work_that_does_not_wait_for_it
     ]  # fmt: skip
 
 
+def test_what_begins_to_wait_when_it_is_joined_waits_for_all_that_comes_later() -> None:
+    # a waits for b once c has joined it, and so for t once d has joined b: t and w cannot be one.
+    step = stored(
+        ("p", "", 64), ("q", "", 64), ("r", "", 64), ("a", "p", 64), ("b", "q", 64),
+        ("c", "pb", 64), ("t", "r", 64), ("d", "qt", 64), ("z", "a", 64), ("w", "rz", 64),
+        kept="cdw",
+    )  # fmt: skip
+    shapes = [(8, 8) if k.makes[0] in "abctdw" else None for k in step.kernels]
+    joined = with_siblings(step, shapes).kernels
+    assert {k.makes for k in joined} >= {("a", "c"), ("b", "d"), ("t",), ("w",)}
+
+
 @given(st.data())
 def test_no_two_that_are_joined_wait_for_each_other(data: st.DataObject) -> None:
     names = "abcdefghijklmnopqrst"[: data.draw(st.integers(1, 20))]
