@@ -266,11 +266,10 @@ class _Writer:
 
     def stored(self, block: Block) -> Stored:
         """The pieces that were written."""
-        outputs = [o for o in block.outputs if o is not None]
         loops = (step for step in block.instructions if isinstance(step, Loop))
-        asked = {*outputs, *(o for loop in loops for o in loop.operands if o is not None)}
+        asked = {*self._outputs, *(o for loop in loops for o in loop.operands if o is not None)}
         behind = {o: _pieces(self._behind.get(o, _NONE)) for o in asked}
-        kept = _NONE.union(*(behind[o] for o in outputs))
+        kept = _NONE.union(*(behind[o] for o in self._outputs))
         kernels = self._with_epilogues(kept)
         if self._weighed:
             kernels = self._computed_again(kernels, self._line.loaded.union(*behind.values()))
@@ -292,9 +291,10 @@ class _Writer:
         """Fuse an instruction into its readers, or write its kernel."""
         copies = i in self._line.copied
         convolution = self._convolution_before(i)
-        reads = self._line.reads[i] if convolution is None else (convolution,)
+        reads = self._line.reads[i]
         if convolution is not None:
             self._with_vector(i, convolution)
+            reads = (convolution,)
         sources = self._copied(i) if copies else self._sources(reads)
         if i in self._line.filled:
             sources = _joined((sources, self._filled(i)))
@@ -446,9 +446,9 @@ class _Writer:
         return one_batch and len(runs) == len({*runs}) and runs[-1] != 0 and is_rising
 
     def _is_bitcast(self, i: int, nbytes: int) -> bool:
-        """True for a stored value with other dims, which XLA for GPUs reads where that lies.
+        """Notes a stored value that has other dims, and tells if an instruction makes one.
 
-        What the block gives back has a buffer of its own.
+        XLA for GPUs reads it where it lies. What the block gives back has a buffer of its own.
         """
         line, op = self._line, self._line.ops[i]
         if self._sizes.platform != "gpu" or op is None or op.kind != "reshape":

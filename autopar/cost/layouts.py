@@ -190,7 +190,7 @@ class Orders:
             return ()
         side = operand ^ (made in self._swapped or made in self._turned_over)
         order = Order(tuple(range(len(local))), (), 0, made).sized(local)
-        sides = _sides(order, rule, operand)
+        sides = by_kind(order.dims, rule, operand)
         several = max(Counter(kind for kind, _ in sides if kind).values(), default=0) > 1
         return _as_written(sides, side) if several else order.dims
 
@@ -362,7 +362,7 @@ def _wanted_by_product(rule: Rule, operand: int, side: int, order: Order) -> tup
     products read one copy. Else the sums come last on the first side of a product, and first on the
     second, as it writes products.
     """
-    sides = _sides(order, rule, operand)
+    sides = by_kind(order.dims, rule, operand)
     if _suits(sides, side):
         return None
     in_order = sorted(sides, key=lambda at: at[1])
@@ -410,14 +410,14 @@ def _suits(sides: Sequence[tuple[int, int]], side: int) -> bool:
     return rows == sorted(rows, reverse=side == 1)
 
 
-def _sides(order: Order, rule: Rule, operand: int) -> list[tuple[int, int]]:
-    """The dims of a product's operand as they lie: 0 for batch, 1 for kept and 2 for summed."""
+def by_kind(dims: Iterable[int], rule: Rule, operand: int) -> list[tuple[int, int]]:
+    """Dims of a product's operand, each behind 0 for batch, 1 for kept or 2 for summed."""
     batch, kept = _batch_of(rule), _long_factors(rule, rule.results[0])
-    sides = list[tuple[int, int]]()
-    for d in order.dims:
+    found = list[tuple[int, int]]()
+    for d in dims:
         factors = {f for f in rule.operands[operand][d] if rule.factors[f].size > 1}
-        sides.append((0 if factors <= batch else 1 if factors <= kept else 2, d))
-    return sides
+        found.append((0 if factors <= batch else 1 if factors <= kept else 2, d))
+    return found
 
 
 def _carried(order: Order, rule: Rule, operand: int) -> Order | None:

@@ -17,6 +17,7 @@ from autopar.cost.ops import (
     LONGEST_ROW,
     filled_share,
     group_count,
+    has_features_for_rows,
     has_filter,
     is_fused_into_readers,
     is_product,
@@ -26,8 +27,6 @@ from autopar.cost.ops import (
     made_share,
     padded_share,
     padding,
-    slides_gradient,
-    slides_image,
     summed_dims,
 )
 from autopar.cost.sizes import Sizes, product_dims
@@ -348,7 +347,7 @@ def _read_from_memory(
         if sizes.platform == "gpu" and is_run_backward(op, _is_turned_round(line, run.operands[1])):
             line.padded[run.results[0]] = made_share(op)
         elif sizes.platform == "gpu":
-            if slides_image(op) or slides_gradient(op):  # both with their features outermost
+            if has_features_for_rows(op):
                 line.copied[i] = {name: f"{name} as features" for name in line.reads[i]}
                 apart.update(line.reads[i])
             if image is not None and share > 1:

@@ -148,12 +148,18 @@ def has_filter(op: Op) -> bool:
 
     For a filter's own gradient, the gradient of what it made is slid to as few places as it has.
     """
-    numbers = fields(op.param("dimension_numbers"))
-    slid, made = operand_shape(op, 1), op.results[0].shape
-    if not slid:
+    taps, made = _taps(op), op.results[0].shape
+    if not taps:
         return False
-    taps = math.prod(slid[d] for d in ints(numbers["rhs_spec"])[2:])
-    return taps <= math.prod(made[d] for d in ints(numbers["out_spec"])[2:])
+    at = ints(fields(op.param("dimension_numbers"))["out_spec"])[2:]
+    return math.prod(taps) <= math.prod(made[d] for d in at)
+
+
+def _taps(op: Op) -> list[int]:
+    """The sizes of what a convolution slides along the dims of its window; none if not known."""
+    shape = operand_shape(op, 1)
+    at = ints(fields(op.param("dimension_numbers"))["rhs_spec"])[2:]
+    return [shape[d] for d in at] if shape else []
 
 
 def features(op: Op) -> int:
@@ -182,7 +188,7 @@ def padded_share(op: Op) -> float:
     padding = pairs(op.param("padding"))
     image = operand_shape(op, 0)
     is_even = not _lies_apart(op) and all(low == high for low, high in padding)
-    if not image or is_even or slides_image(op):
+    if not image or is_even or _slides_image(op):
         return 1.0
     at = ints(fields(op.param("dimension_numbers"))["lhs_spec"])[2:]
     share = 1.0
@@ -196,7 +202,15 @@ def _lies_apart(op: Op) -> bool:
     return any(apart > 1 for apart in op.ints("lhs_dilation"))
 
 
-def slides_image(op: Op) -> bool:
+def has_features_for_rows(op: Op) -> bool:
+    """True if XLA for GPUs writes both operands of a convolution with their features outermost.
+
+    It slides one over the other as if that was a filter: features are rows to it, rows features.
+    """
+    return _slides_image(op) or _slides_gradient(op)
+
+
+def _slides_image(op: Op) -> bool:
     """True if XLA for GPUs slides a convolution's image over the other operand, the larger one.
 
     Taps may lie apart, as the image's places do in the gradient of a transposed convolution's
@@ -205,11 +219,10 @@ def slides_image(op: Op) -> bool:
     return _lies_apart(op) and len(op.ints("lhs_dilation")) < 3 and not has_filter(op)
 
 
-def slides_gradient(op: Op) -> bool:
+def _slides_gradient(op: Op) -> bool:
     """True if XLA for GPUs slides what a filter made over its image, as if that was the filter.
 
-    It does for the gradient of a filter whose taps lie apart, for which cuDNN has no call: rows are
-    features to it, and features rows.
+    It does for the gradient of a filter whose taps lie apart, for which cuDNN has no call.
     """
     is_apart = any(step > 1 for step in op.ints("window_strides"))
     groups = op.whole("feature_group_count"), op.whole("batch_group_count")
@@ -217,7 +230,7 @@ def slides_gradient(op: Op) -> bool:
 
 
 def rows_read(op: Op) -> int:
-    """The rows of the batch that the gradient of a filter sums over."""
+    """The rows of the batch that the gradient of a filter sums over: features to such a call."""
     return operand_shape(op, 1)[ints(fields(op.param("dimension_numbers"))["rhs_spec"])[1]]
 
 
@@ -227,13 +240,12 @@ def filled_share(op: Op) -> float:
     It is 1 if the kernel leaves them apart itself: where it pads the image itself, and in cuDNN's
     call for the gradient of a filter that was slid in strides.
     """
-    shape, apart = operand_shape(op, 1), op.ints("rhs_dilation")
-    has_call = not has_filter(op) and not slides_gradient(op)
-    if not shape or has_call or padded_share(op) == 1 or _lies_apart(op):
+    taps = _taps(op)
+    has_call = not has_filter(op) and not _slides_gradient(op)
+    if not taps or has_call or padded_share(op) == 1 or _lies_apart(op):
         return 1.0
-    at = ints(fields(op.param("dimension_numbers"))["rhs_spec"])[2:]
-    taps = [(shape[d], steps) for d, steps in zip(at, apart, strict=True)]
-    return math.prod(((n - 1) * steps + 1) / n for n, steps in taps)
+    apart = zip(taps, op.ints("rhs_dilation"), strict=True)
+    return math.prod(((n - 1) * steps + 1) / n for n, steps in apart)
 
 
 def is_run_backward(op: Op, turned: bool) -> bool:
@@ -260,8 +272,7 @@ def slides_forward(op: Op, turned: bool) -> bool:
 
 def _has_one_tap(op: Op) -> bool:
     """True if a convolution's filter has one tap, so that turned round it is the same."""
-    taps = ints(fields(op.param("dimension_numbers"))["rhs_spec"])[2:]
-    return all(operand_shape(op, 1)[d] == 1 for d in taps)
+    return all(n == 1 for n in _taps(op))
 
 
 def made_share(op: Op) -> float:

@@ -22,11 +22,10 @@ from autopar.cost.collective import SCATTER_TIE, collective_seconds
 from autopar.cost.ops import (
     filled_share,
     group_count,
+    has_features_for_rows,
     has_filter,
     image_features,
     rows_read,
-    slides_gradient,
-    slides_image,
 )
 from autopar.errors import MeshError
 from autopar.ir.compiler_options import PIPELINED, CompilerOptions
@@ -66,13 +65,11 @@ def kernel_seconds(chip: Chip, op: Op, nbytes: float, share: float = 1.0) -> flo
         return elementwise_seconds(chip, nbytes)
     dtype = op.results[0].dtype
     if chip.platform == "gpu" and op.kind == "conv_general_dilated":
+        read, of_filter = image_features(op), not has_filter(op)
+        if has_features_for_rows(op):
+            read, of_filter = max(1, round(rows_read(op) / share)), False
         flops = filled_share(op) * op.flops / share
-        if slides_gradient(op) or slides_image(op):
-            rows = max(1, round(rows_read(op) / share))
-            return convolution_seconds(chip, flops, nbytes, dtype, rows, of_filter=False)
-        return convolution_seconds(
-            chip, flops, nbytes, dtype, image_features(op), of_filter=not has_filter(op)
-        )
+        return convolution_seconds(chip, flops, nbytes, dtype, read, of_filter)
     flops = op.flops * (group_count(op) if chip.platform == "gpu" else 1)
     return compute_seconds(chip, flops / share, nbytes, dtype)
 

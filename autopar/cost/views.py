@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
+from autopar.cost.layouts import by_kind
 from autopar.cost.line import read_line
 from autopar.cost.ops import is_fused_into_readers, made_by, operand_shape, summed_dims
 from autopar.cost.sizes import Sizes
@@ -75,18 +76,14 @@ class _Views:
 
     def _read_by(self, step: LocalOp, op: Op) -> Iterator[tuple[str, View]]:
         assert op.rule is not None
-        made = set(op.rule.results[0])
         for place, name in enumerate(step.operands):
-            dims, other = op.rule.operands[place], set(op.rule.operands[1 - place])
-            kinds: tuple[list[int], list[int], list[int]] = [], [], []
-            for d, size in enumerate(self._sizes.shard(step, op, place)):
-                if size > 1:
-                    kind = 0 if dims[d] in made & other else 1 if dims[d] in made else 2
-                    kinds[kind].append(d)
-            batch, kept, summed = map(tuple, kinds)
+            if name is None:
+                continue
+            shard = self._sizes.shard(step, op, place)
+            kinds = by_kind((d for d, size in enumerate(shard) if size > 1), op.rule, place)
+            batch, kept, summed = (tuple(d for kind, d in kinds if kind == n) for n in range(3))
             is_first = (place == 0) is not step.swapped
-            if name is not None:
-                yield name, (batch, kept, summed) if is_first else (batch, summed, kept)
+            yield name, (batch, kept, summed) if is_first else (batch, summed, kept)
 
     def _made_by(self, step: LocalOp, op: Op) -> frozenset[Dims]:
         assert op.rule is not None

@@ -118,7 +118,7 @@ def _through_rule(op: Op, rule: Rule, found: dict[str, Parts]) -> None:
 def _picked(
     op: Op, rule: Rule, shape: tuple[int, ...], where: Sequence[Dim], found: Mapping[str, Parts]
 ) -> Iterator[Part]:
-    # Rows that are cut or looked up out of a batch, or joined with it, are a batch too.
+    # Rows cut or looked up out of a batch, joined with it, or written into one, are a batch too.
     facts = primitive(op.kind)
     picked = () if facts.picks is None else (op.operands[facts.picks],)
     sources = op.operands if facts.regroups else picked

@@ -35,9 +35,8 @@ class Convolution:
 def with_convolutions(compiled: Compiled, chip: Chip) -> Compiled:
     """The timelines of a program and its loops walked again, with convolutions as they are priced.
 
-    Each is walked in its order.
-    A collective takes as long as it was seen to: one that was hidden stays so, as the work that
-    hides it only grows. A program without convolutions is left as it is.
+    Each is walked in its order. A collective takes as long as it was seen to: one that was hidden
+    stays so, as the work that hides it only grows. A program without convolutions is left as it is.
     """
     seconds = {
         name: convolution_seconds(chip, c.flops, c.nbytes, c.dtype, c.features, c.of_filter)

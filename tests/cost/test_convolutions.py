@@ -24,6 +24,13 @@ from tests.runtime.aot_programs import needs_gpu_compiler
 FILTER = (3, 3, 64, 64)
 
 
+def laid_out(planned: Planned, platform: Platform = "gpu") -> Stored:
+    """The kernels of a step that is one program."""
+    (part,) = planned.program.parts
+    sizes = Sizes(planned.graph, planned.plan.mesh, platform)
+    return stored_kernels(part.listing.block, sizes, sizes.inputs(part.listing), lambda *_: 0)
+
+
 def stored(
     cluster: str, image: tuple[int, ...], taps: tuple[int, ...], stride: int,
     platform: Platform = "gpu", **asked: Any,
@@ -44,10 +51,7 @@ def stored(
     planned = autopar.parallelize(step, cluster=cluster, cache=False, **asked).planned(
         jax.ShapeDtypeStruct(taps, jnp.bfloat16), jax.ShapeDtypeStruct(image, jnp.bfloat16)
     )
-    (part,) = planned.program.parts
-    sizes = Sizes(planned.graph, planned.plan.mesh, platform)
-    given = sizes.inputs(part.listing)
-    return stored_kernels(part.listing.block, sizes, given, lambda *_: 0)
+    return laid_out(planned, platform)
 
 
 def copies(found: Stored, word: str) -> list[tuple[Kernel, int]]:
@@ -94,10 +98,7 @@ def padded_gradient(groups: int, taps: int = 3) -> tuple[list[int], list[int]]:
         jax.ShapeDtypeStruct((taps, taps, 64 // groups, 64), jnp.bfloat16),
         jax.ShapeDtypeStruct((4, 8, 8, 64), jnp.bfloat16),
     )
-    (part,) = planned.program.parts
-    sizes = Sizes(planned.graph, planned.plan.mesh)
-    block = part.listing.block
-    found = stored_kernels(block, sizes, sizes.inputs(part.listing), lambda *_: 0)
+    found = laid_out(planned)
     made = [
         r for op in planned.graph.ops for r in op.results
         if op.kind == "conv_general_dilated" and max(op.ints("lhs_dilation")) > 1
@@ -140,12 +141,6 @@ def dilated(apart: int, causal: bool = False) -> Planned:
     images = jax.ShapeDtypeStruct((128, 64, 64, 64), bf16)
     planned = autopar.parallelize(step, cluster="8xh100", mesh=(8,), method="dp", cache=False)
     return planned.planned(ws, images)
-
-
-def laid_out(planned: Planned) -> Stored:
-    (part,) = planned.program.parts
-    sizes = Sizes(planned.graph, planned.plan.mesh, "gpu")
-    return stored_kernels(part.listing.block, sizes, sizes.inputs(part.listing), lambda *_: 0)
 
 
 @pytest.mark.parametrize(("apart", "count"), [(1, 0), (2, 6)])
@@ -304,10 +299,9 @@ def test_a_convolution_reads_the_bias_that_is_added_to_it(kept: bool) -> None:
     images = jax.ShapeDtypeStruct((8, 8, 8, 64), jnp.bfloat16)
     planned = autopar.parallelize(step, cluster="1xh100", cache=False).planned(weights, images)
     (part,) = planned.program.parts
-    sizes = Sizes(planned.graph, planned.plan.mesh, "gpu")
-    found = stored_kernels(part.listing.block, sizes, sizes.inputs(part.listing), lambda *_: 0)
+    found = laid_out(planned)
     bias = planned.graph.inputs[1].value.name
     steps = (k.instruction(part.listing.block) for k in found.kernels if bias in k.reads)
-    kinds = {sizes.op(s.equation).kind for s in steps if isinstance(s, LocalOp)}
+    kinds = {planned.graph.op_at(s.equation).kind for s in steps if isinstance(s, LocalOp)}
     assert kinds
     assert (kinds == {"conv_general_dilated"}) is not kept
