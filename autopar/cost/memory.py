@@ -33,7 +33,7 @@ from autopar.cost.liveness import (
     piece_spans,
 )
 from autopar.cost.merged_products import AlikeProducts, products_alike, with_products_merged
-from autopar.cost.ops import begins_as_found, is_fused_into_readers, is_product
+from autopar.cost.ops import begins_as_found, is_product
 from autopar.cost.order import (
     ahead,
     along_rows,
@@ -42,15 +42,8 @@ from autopar.cost.order import (
     least_first,
     lightened,
     post_order,
-    with_siblings,
 )
-from autopar.cost.siblings import (
-    Across,
-    gone_across,
-    summed_at_once,
-    with_equals_across,
-    with_sums_by_makers,
-)
+from autopar.cost.siblings import Pass, pass_of, with_siblings
 from autopar.cost.sizes import Sizes
 from autopar.cost.sums import added_sums
 from autopar.cost.timeline import Timed, beside_moves, entering, piece_times, row_work
@@ -391,9 +384,8 @@ class _Walk:
         self._merges = timed is not None and timed.merges
         self._alike: dict[int, tuple[Block, Sequence[AlikeProducts]]] = {}
         self._crossed: dict[tuple[str, ...], tuple[Stored, Leaving]] = {}
-        # What element-wise work makes, and what goes alike across, where it runs outside its loop.
-        self._outside_shapes: dict[str, tuple[int, ...]] = {}
-        self._outside_across: dict[str, Across] = {}
+        # How kernels that run outside of their loop go over what they read, by what they make.
+        self._outside_passes: dict[str, Pass] = {}
         # The number that each stack is filled with, its dtype and shape.
         self._fills: dict[str, Fill] = {}
         self.elsewhere: dict[str, PieceTime] = {}  # times of what is made outside of its loop
@@ -543,17 +535,9 @@ class _Walk:
                 stored = with_products_merged(stored, self._alike[id(block)][1])
             stored = self._filled_at_once(block, stored)
             stored = self._along_rows(block, stored)
-            found = self._shapes(block, stored)
-            stored = with_siblings(stored, [found.get(k.makes[0]) for k in stored.kernels])
         if self._sizes.platform != "cpu":
-            along = self._across(block, stored)
-            across = [along.get(k.makes[0]) for k in stored.kernels]
-            stored = with_equals_across(stored, across)
-        if self._sizes.platform == "gpu":
-            found = self._shapes(block, stored)
-            made = [None if k.alone else found.get(k.makes[0]) for k in stored.kernels]
-            summed = [summed_at_once(block, self._sizes, k) for k in stored.kernels]
-            stored = with_sums_by_makers(stored, made, summed)
+            found = self._passes(block, stored)
+            stored = with_siblings(stored, [found.get(k.makes[0]) for k in stored.kernels])
         return combined(stored)
 
     def _filled_at_once(self, block: Block, stored: Stored) -> Stored:
@@ -591,24 +575,13 @@ class _Walk:
         """The kernels, those that Triton makes one of joined."""
         return along_rows(stored, [row_work(block, self._sizes, k) for k in stored.kernels])
 
-    def _shapes(self, block: Block, stored: Stored) -> dict[str, tuple[int, ...]]:
-        """The shapes of what element-wise work makes."""
-        found = dict(self._outside_shapes)
+    def _passes(self, block: Block, stored: Stored) -> dict[str, Pass]:
+        """How kernels go over what they read, by what they make first."""
+        found = dict(self._outside_passes)
         for kernel in stored.kernels:
-            step = kernel.instruction(block)
-            if isinstance(step, LocalOp) and kernel.is_light:
-                op = self._sizes.op(step.equation)
-                if is_fused_into_readers(op):
-                    found[kernel.makes[0]] = self._sizes.made(step, op)
-        return found
-
-    def _across(self, block: Block, stored: Stored) -> dict[str, Across]:
-        """The shapes and dims that kernels go across, by what they make first."""
-        found = dict(self._outside_across)
-        for kernel in stored.kernels:
-            across = gone_across(block, self._sizes, kernel)
-            if across is not None:
-                found[kernel.makes[0]] = across
+            own = pass_of(block, self._sizes, kernel)
+            if own is not None:
+                found[kernel.makes[0]] = own
         return found
 
     def unrolled(
@@ -637,12 +610,12 @@ class _Walk:
             times = piece_times(timed, body.nbytes) if timed is not None else {}
             unrolled = Unrolled(kernel, step, flow, body, stored, leaving, times)
             named = unrolled.named.items()
-            shapes = self._shapes(step.bodies[0], body)
-            across = self._across(step.bodies[0], body)
-            self._outside_shapes.update((n, shapes[o]) for n, o in named if o in shapes)
-            # Copies by groups, which have no dims, run as one outside too; sums and turns do not.
-            grouped = ((n, across[o]) for n, o in named if o in across and not across[o].dims)
-            self._outside_across.update(grouped)
+            passes = self._passes(step.bodies[0], body)
+            # Sums and turns do not run as one outside.
+            self._outside_passes.update(
+                (n, passes[o]) for n, o in named
+                if o in passes and passes[o].kind in ("items", "groups")
+            )  # fmt: skip
             masks = self._masks(block, stored, step.bodies[0], body)
             for made in unrolled.kernels:
                 read = masks.get(unrolled.named.get(made.makes[0], ""), _NONE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from autopar.cost.kernels import COMBINED, NUMBER_BYTES, Kernel, Stored
 
@@ -86,7 +86,7 @@ def _groups(stored: Stored) -> list[list[int]]:
             left = [c for c in left if not bits >> c & 1]
             groups.append(sorted(collectives[c] for c in taken))
             if len(taken) > 1:
-                wait_for_all(behind, bits, waits | bits)
+                _wait_for_all(behind, bits, waits | bits)
                 for c in taken:
                     behind[c] = (behind[c] | waits | bits) & ~(1 << c)
                 visits.join([collectives[c] for c in taken])
@@ -182,7 +182,7 @@ def either(one: int, other: int) -> int:
     return one if both == one else other if both == other else both
 
 
-def wait_for_all(waits: dict[int, int], joined: int, for_these: int) -> None:
+def _wait_for_all(waits: dict[int, int], joined: int, for_these: int) -> None:
     """Has what waits for one of the joined, as bits, wait for all of them and what these wait for.
 
     Who waits for all of them already waits for the rest, too.
@@ -191,112 +191,6 @@ def wait_for_all(waits: dict[int, int], joined: int, for_these: int) -> None:
         known = before & joined
         if known and known != joined:
             waits[k] = before | for_these
-
-
-@dataclass
-class _Fused:
-    """Kernels that run as one: what they have at hand, read or made.
-
-    `bit` stands for them while more may join them, until the kernel `end`. From the kernel `since`
-    on there are pieces that wait for them.
-    """
-
-    first: int
-    bit: int
-    since: int
-    end: int = 0
-    at_hand: set[str] = field(default_factory=set[str])
-    made: set[str] = field(default_factory=set[str])
-
-
-def at_hand(
-    kernels: Sequence[Kernel],
-    shapes: Sequence[tuple[int, ...] | None],
-    nbytes: Mapping[str, int],
-) -> dict[int, tuple[int, frozenset[str]]]:
-    """By kernel, the one that it runs with, and the pieces that it need not load as that has them.
-
-    XLA for GPUs runs element-wise work of one shape that reads the same, or what other such work
-    stores, as one kernel with several results (multi-output fusion), unless it waits for other work
-    that waits for the rest. Of the 10 pieces that Adam's three kernels would move it moves 7:
-
-        m' = f(m, g)   v' = f(v, g)   p' = f(p, m', v')     loads p, m, v and g, stores the rest
-
-    `shapes` are those of element-wise kernels' results on a device; None for all other kernels.
-    That two read the same number, such as a learning rate, does not join them.
-    """
-    # 1. Of each piece, the last kernel that has it at hand in a shape, where several have.
-    ends: dict[tuple[tuple[int, ...], str], int] = {}
-    seen: set[tuple[tuple[int, ...], str]] = set()
-    for k, (kernel, shape) in enumerate(zip(kernels, shapes, strict=True)):
-        if not shape:
-            continue
-        for name in (*kernel.reads, *kernel.makes):
-            if nbytes[name] > NUMBER_BYTES:
-                if (shape, name) in seen:
-                    ends[shape, name] = k
-                seen.add((shape, name))
-    having: dict[tuple[tuple[int, ...], str], list[_Fused]] = {}  # by shape, and a piece at hand
-    waits: dict[str, int] = {}  # of each piece, all those that it waits for and more may join
-    growing: dict[int, _Fused] = {}  # these, by their bits
-    until: dict[int, list[_Fused]] = {}
-    found: dict[int, tuple[int, frozenset[str]]] = {}
-    bits = count = 0
-    for k, (kernel, shape) in enumerate(zip(kernels, shapes, strict=True)):
-        before = 0
-        for name in kernel.reads:
-            before = either(before, waits.get(name, 0))
-        before &= bits
-        if shape:
-            # 2. It joins the first that it may; who waits for those now waits for its operands too.
-            shared = (name for name in kernel.reads if nbytes[name] > NUMBER_BYTES)
-            near = {f.bit: f for name in shared for f in having.get((shape, name), ())}
-            able = (near[bit] for bit in sorted(near) if _may_join(kernel, near[bit], waits))
-            own = next(able, None)
-            if own is None:
-                own = _Fused(k, 1 << count, k)
-                count += 1
-            else:
-                found[k] = own.first, kernel.reads & own.at_hand
-                known = waits.get(kernels[own.first].makes[0], 0)
-                if before & ~known:
-                    for name in (n for other in kernels[own.since : k] for n in other.makes):
-                        if waits.get(name, 0) & own.bit:
-                            waits[name] |= before
-                    for other in growing.values():
-                        if other.bit & before:
-                            other.since = min(other.since, own.since)
-                before |= known
-            for name in (*kernel.reads, *kernel.makes):
-                if name not in own.at_hand:
-                    own.at_hand.add(name)
-                    having.setdefault((shape, name), []).append(own)
-                    own.end = max(own.end, ends.get((shape, name), 0))
-            if own.end > k:
-                bits |= own.bit
-                growing[own.bit] = own
-                until.setdefault(own.end, []).append(own)
-            own.made.update(kernel.makes)
-            before |= own.bit & bits
-        if before:
-            waits.update(dict.fromkeys(kernel.makes, before))
-        # 3. Whom nobody may join any more, nobody needs to wait for.
-        for own in until.pop(k, ()):
-            if own.end == k:
-                growing.pop(own.bit, None)
-                bits &= ~own.bit
-    return found
-
-
-def with_siblings(stored: Stored, shapes: Sequence[tuple[int, ...] | None]) -> Stored:
-    """The same kernels, those that run as one joined, in an order that can run; see `at_hand`."""
-    kernels = stored.kernels
-    alone = _looked_up_alone(kernels)
-    shapes = [None if k in alone or kernels[k].alone else shape for k, shape in enumerate(shapes)]
-    joined: dict[int, list[int]] = {}
-    for k, (first, _) in at_hand(kernels, shapes, stored.nbytes).items():
-        joined.setdefault(first, [first]).append(k)
-    return as_one(stored, joined.values())
 
 
 def as_one(stored: Stored, groups: Iterable[Sequence[int]]) -> Stored:
@@ -320,11 +214,6 @@ def in_order(stored: Stored) -> Stored:
     kernels = stored.kernels
     order = _visited(needed(kernels), range(len(kernels)))
     return replace(stored, kernels=tuple(kernels[k] for k in order))
-
-
-def _may_join(kernel: Kernel, fused: _Fused, waits: Mapping[str, int]) -> bool:
-    """True if nothing that a kernel reads, but for what those make, waits for them."""
-    return not any(waits.get(n, 0) & fused.bit for n in kernel.reads if n not in fused.made)
 
 
 @dataclass(frozen=True)
@@ -557,7 +446,7 @@ def begun_by_makers(stored: Stored) -> Sequence[Kernel]:
 def _light_behind(stored: Stored, made: Mapping[str, int]) -> dict[int, list[str]]:
     """Light kernels that read much more than they make and need not wait, with what they read."""
     kernels, nbytes = stored.kernels, stored.nbytes
-    alone = _looked_up_alone(kernels)
+    alone = looked_up_alone(kernels)
     few = dict[int, tuple[list[str], int]]()  # what such kernels read, the bytes of the largest
     for k, kernel in enumerate(kernels):
         if not kernel.is_light or k in alone:
@@ -577,7 +466,7 @@ def _light_behind(stored: Stored, made: Mapping[str, int]) -> dict[int, list[str
     }
 
 
-def _looked_up_alone(kernels: Sequence[Kernel]) -> set[int]:
+def looked_up_alone(kernels: Sequence[Kernel]) -> set[int]:
     """The look-ups of which only collectives read, or nothing does."""
     computed = frozenset[str]().union(*(k.reads for k in kernels if k.group is None))
     return {k for k, own in enumerate(kernels) if own.picks and computed.isdisjoint(own.makes)}

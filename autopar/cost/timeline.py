@@ -35,7 +35,6 @@ from autopar.cost.merged_products import pays_to_merge
 from autopar.cost.ops import LONGEST_ROW, is_fused_into_readers, is_product, is_reduction
 from autopar.cost.order import (
     RowWork,
-    at_hand,
     begun_by_makers,
     combined,
     depth_first,
@@ -44,6 +43,7 @@ from autopar.cost.order import (
 )
 from autopar.cost.picked import picked_bytes
 from autopar.cost.prices import Prices
+from autopar.cost.siblings import Pass, at_hand, by_item
 from autopar.cost.sizes import Sizes, product_dims
 from autopar.cost.sums import AddedSums, added_sums
 from autopar.cost.trips import (
@@ -142,20 +142,20 @@ class KernelTimes:
             self._by_triton = {kernels[k].makes: found for k, found in along.items()}
             self._picked = picked_bytes(block, sizes, stored)
             counts = BlockCounts(block, sizes, stored, prices.filling_blocks)
-            shapes = [self._element_wise_shape(k, counts) for k in kernels]
-            shared = at_hand(kernels, shapes, stored.nbytes)
+            passes = [self._by_item(k, counts) for k in kernels]
+            shared = at_hand(kernels, passes, stored.nbytes)
             self._few_blocks = counts.found(shared, self._by_triton)
             self._at_hand = {kernels[k].makes: found for k, (_, found) in shared.items()}
 
-    def _element_wise_shape(self, kernel: Kernel, counts: BlockCounts) -> tuple[int, ...] | None:
-        """The shape of a piece that element-wise work makes, not by Triton nor with a scatter."""
+    def _by_item(self, kernel: Kernel, counts: BlockCounts) -> Pass | None:
+        """How element-wise work goes over what it reads, if not by Triton nor with a scatter."""
         step = kernel.instruction(self._block)
         if not isinstance(step, LocalOp) or kernel.makes in self._by_triton:
             return None
         op = self._sizes.op(step.equation)
         if not is_fused_into_readers(op) or counts.scatter(kernel) is not None:
             return None
-        return self._sizes.made(step, op)
+        return by_item(self._sizes.made(step, op))
 
     def seconds(self, kernel: Kernel) -> Seconds:
         """Seconds of one run of a kernel, with its collectives wholly exposed."""

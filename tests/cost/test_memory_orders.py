@@ -25,8 +25,8 @@ from autopar.cost.order import (
     lightened,
     needed,
     post_order,
-    with_siblings,
 )
+from autopar.cost.siblings import Pass, with_siblings
 from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Fence, Listing, LocalOp
@@ -94,69 +94,6 @@ def test_xla_also_tries_the_order_in_which_it_visits_a_program() -> None:
     step = replace(step, visits={name: k for k, name in enumerate("aAcbBde")})
     assert made(post_order(step, ("e",))) == "aAcbBde"
     assert made(depth_first(step, ("e",))) == "bBdaAce"
-
-
-def test_element_wise_work_that_reads_the_same_runs_as_one() -> None:
-    # Of two trips side by side each turns its own product over, and both read the bias.
-    step = stored(
-        ("p", "", 64), ("t", "pb", 64), ("q", "", 64), ("u", "qb", 64), ("y", "t", 1),
-        ("z", "u", 1), kept="yz",
-    )  # fmt: skip
-    step = replace(step, nbytes={**step.nbytes, "b": 64})
-    shapes = [(8, 8) if kernel.makes[0] in "tu" else None for kernel in step.kernels]
-    joined = with_siblings(step, shapes)
-    assert [k.makes for k in joined.kernels] == [("p",), ("q",), ("t", "u"), ("y",), ("z",)]
-    assert with_siblings(step, [None] * len(shapes)) == step
-    # One number, such as the rate at which both are updated, does not join them.
-    assert (
-        with_siblings(replace(step, nbytes={**step.nbytes, "b": 4}), shapes).kernels == step.kernels
-    )
-    # A look-up that only a collective reads runs by itself.
-    reduced = [
-        replace(k, group=("all-reduce", ("data",), "float32")) if k.makes == ("z",)
-        else replace(k, picks=k.makes == ("u",), is_light=True)
-        for k in step.kernels
-    ]  # fmt: skip
-    assert len(with_siblings(replace(step, kernels=tuple(reduced)), shapes).kernels) == 6
-
-
-def test_element_wise_work_is_joined_across_other_work_that_does_not_wait_for_it() -> None:
-    # What is made of s waits for t or not; u, made of the first of it, cannot run before that.
-    step = stored(
-        ("s", "", 64), ("x", "", 64), ("a", "s", 64), ("t", "x", 64), ("p", "a", 64),
-        ("g", "st", 64), ("u", "sp", 64), kept="gu",
-    )  # fmt: skip
-    shapes = [(8, 8) if k.makes[0] in "atgu" else None for k in step.kernels]
-    joined = with_siblings(step, shapes)
-    assert [k.makes for k in joined.kernels] == [
-        ("s",), ("x",), ("t",), ("a", "g"), ("p",), ("u",),
-    ]  # fmt: skip
-
-
-def test_what_begins_to_wait_when_it_is_joined_waits_for_all_that_comes_later() -> None:
-    # a waits for b once c has joined it, and so for t once d has joined b: t and w cannot be one.
-    step = stored(
-        ("p", "", 64), ("q", "", 64), ("r", "", 64), ("a", "p", 64), ("b", "q", 64),
-        ("c", "pb", 64), ("t", "r", 64), ("d", "qt", 64), ("z", "a", 64), ("w", "rz", 64),
-        kept="cdw",
-    )  # fmt: skip
-    shapes = [(8, 8) if k.makes[0] in "abctdw" else None for k in step.kernels]
-    joined = with_siblings(step, shapes).kernels
-    assert {k.makes for k in joined} >= {("a", "c"), ("b", "d"), ("t",), ("w",)}
-
-
-@given(st.data())
-def test_no_two_that_are_joined_wait_for_each_other(data: st.DataObject) -> None:
-    names = "abcdefghijklmnopqrst"[: data.draw(st.integers(1, 20))]
-    kernels: list[tuple[str, str, int]] = []
-    for k, name in enumerate(names):
-        reads = data.draw(st.sets(st.sampled_from(names[:k]), max_size=3)) if k else set[str]()
-        kernels.append((name, "".join(sorted(reads)), data.draw(st.sampled_from([4, 64]))))
-    shapes = [data.draw(st.sampled_from([None, (8, 8), (8, 8), (4,)])) for _ in names]
-    joined = with_siblings(stored(*kernels, kept=names[-1]), shapes).kernels
-    assert sorted(name for k in joined for name in k.makes) == sorted(names)
-    place = {name: at for at, k in enumerate(joined) for name in k.makes}
-    assert all(place[r] < at for at, k in enumerate(joined) for r in k.reads)
 
 
 def test_a_gather_starts_three_collectives_before_its_reader() -> None:
@@ -517,8 +454,9 @@ def test_what_triton_runs_is_joined_with_nothing_else() -> None:
     work = [RowWork((8, 8), sums=k.makes[0] == "m") if k.makes[0] in "my" else None for k in light]
     alone = along_rows(replace(step, kernels=tuple(light)), work)
     assert [k.makes[0] for k in alone.kernels] == ["x", "y", "k", "o", "b"]
-    assert with_siblings(alone, [None, (8, 8), (8, 8), None, None]) == alone
+    passes = [None, Pass((8, 8)), Pass((8, 8)), None, None]
+    assert with_siblings(alone, passes) == alone
     assert made(lightened(alone)) == "xykob"
     plain = replace(alone, kernels=tuple(replace(k, alone=False) for k in alone.kernels))
-    assert len(with_siblings(plain, [None, (8, 8), (8, 8), None, None]).kernels) == 4
+    assert len(with_siblings(plain, passes).kernels) == 4
     assert made(lightened(plain)) == "xybko"

@@ -1,27 +1,24 @@
-"""Sums, and values that are turned over, that XLA for GPUs runs as one kernel."""
+"""Element-wise work, sums, and values that are turned over, that XLA runs as one kernel."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autopar.cost.kernels import Stored, stored_kernels
-from autopar.cost.siblings import (
-    Across,
-    gone_across,
-    summed_at_once,
-    with_equals_across,
-    with_sums_by_makers,
-)
+from autopar.cost.siblings import Pass, pass_of, with_siblings
 from autopar.cost.sizes import Sizes
 from autopar.ir.listing import Block, LocalOp
 from autopar.ir.sharding import MeshShape, Sharding
 from tests.cost.test_memory import ONE, graph_of, listing
 from tests.cost.test_memory_orders import made, stored
 
-SUMS = Across((64, 64), (1,), sums=True, most=2)
-TURNS = Across((64, 64), (1, 0), sums=False, most=8)
+ITEMS = Pass((64, 64))
+SUMS = Pass((64, 64), "sum", (1,), 2)
+TURNS = Pass((64, 64), "turn", (1, 0), 8)
 
 # Two layers: of scores, s and z, the highest, m and n, and what is turned over, W and V. All read
 # the places of a mask, p; G is a gradient of the first layer, of which the second needs nothing.
@@ -31,10 +28,10 @@ LAYERS = stored(
 )  # fmt: skip
 
 
-def joined(step: Stored, **across: Across) -> list[str]:
-    """What each kernel makes, those joined that go across alike."""
-    found = with_equals_across(step, [across.get(k.makes[0]) for k in step.kernels])
-    assert sorted("".join(k.makes[0] for k in step.kernels)) == sorted(
+def joined(step: Stored, **passes: Pass) -> list[str]:
+    """What each kernel makes, those joined that go over the same alike."""
+    found = with_siblings(step, [passes.get(k.makes[0]) for k in step.kernels])
+    assert sorted(name for k in step.kernels for name in k.makes) == sorted(
         name for k in found.kernels for name in k.makes
     )
     ran: set[str] = set()
@@ -53,6 +50,49 @@ def test_sums_that_share_an_operand_run_as_one() -> None:
     ]  # fmt: skip
 
 
+# Of two trips side by side each turns its own product over, and both read the bias.
+TRIPS = stored(
+    ("b", "", 64), ("p", "", 64), ("t", "pb", 64), ("q", "", 64), ("u", "qb", 64), ("y", "t", 1),
+    ("z", "u", 1), kept="yz",
+)  # fmt: skip
+
+
+def test_element_wise_work_that_reads_the_same_runs_as_one() -> None:
+    assert joined(TRIPS, t=ITEMS, u=ITEMS) == ["b", "p", "q", "tu", "y", "z"]
+    assert joined(TRIPS) == list(made(TRIPS))
+    # One number, such as the rate at which both are updated, does not join them.
+    rate = replace(TRIPS, nbytes={**TRIPS.nbytes, "b": 4})
+    assert joined(rate, t=ITEMS, u=ITEMS) == list(made(TRIPS))
+    # A look-up that only a collective reads runs by itself.
+    reduced = [
+        replace(k, group=("all-reduce", ("data",), "float32")) if k.makes == ("z",)
+        else replace(k, picks=k.makes == ("u",), is_light=True)
+        for k in TRIPS.kernels
+    ]  # fmt: skip
+    looked_up = replace(TRIPS, kernels=tuple(reduced))
+    assert joined(looked_up, t=ITEMS, u=ITEMS) == list(made(TRIPS))
+
+
+def test_element_wise_work_is_joined_across_other_work_that_does_not_wait_for_it() -> None:
+    # What is made of s waits for t or not; u, made of the first of it, cannot run before that.
+    step = stored(
+        ("s", "", 64), ("x", "", 64), ("a", "s", 64), ("t", "x", 64), ("p", "a", 64),
+        ("g", "st", 64), ("u", "sp", 64), kept="gu",
+    )  # fmt: skip
+    passes = dict.fromkeys("atgu", ITEMS)
+    assert joined(step, **passes) == ["s", "x", "t", "ag", "p", "u"]
+
+
+def test_what_begins_to_wait_when_it_is_joined_waits_for_all_that_comes_later() -> None:
+    # a waits for b once c has joined it, and so for t once d has joined b: t and w cannot be one.
+    step = stored(
+        ("p", "", 64), ("q", "", 64), ("r", "", 64), ("a", "p", 64), ("b", "q", 64),
+        ("c", "pb", 64), ("t", "r", 64), ("d", "qt", 64), ("z", "a", 64), ("w", "rz", 64),
+        kept="cdw",
+    )  # fmt: skip
+    assert {"ac", "bd", "t", "w"} <= set(joined(step, **dict.fromkeys("abctdw", ITEMS)))
+
+
 # Two losses, p of x and q of y, the sum of both, s, and the gradients G and H that read one each.
 LOSSES = stored(
     ("x", "", 64), ("p", "x", 64), ("G", "p", 64),
@@ -60,50 +100,47 @@ LOSSES = stored(
 )  # fmt: skip
 
 
-def by_makers(step: Stored, makers: str, sums: str = "s") -> list[str]:
-    """What each kernel makes, sums joined with such element-wise work."""
-    shapes = [tuple(makers.count(k.makes[0]) * [64]) or None for k in step.kernels]
-    summed = [(64,) if k.makes[0] in sums else None for k in step.kernels]
-    found = with_sums_by_makers(step, shapes, summed)
-    ran: set[str] = set()
-    for kernel in found.kernels:
-        assert kernel.reads <= ran
-        ran.update(kernel.makes)
-    return ["".join(k.makes) for k in found.kernels]
-
-
 def test_a_sum_runs_with_what_makes_what_it_sums_up() -> None:
     """So the gradient of one loss waits for the other, of which it needs nothing."""
-    assert by_makers(LOSSES, "pq") == ["x", "y", "pqs", "G", "H"]
-    assert by_makers(LOSSES, "p") == ["x", "y", "q", "ps", "G", "H"]
-    assert by_makers(LOSSES, "") == list(made(LOSSES))
-
-
-def test_sums_that_wait_for_what_others_make_of_it_run_by_themselves() -> None:
-    """Be it that a sum which was joined before waits."""
+    assert joined(LOSSES, p=ITEMS, s=SUMS) == ["x", "y", "q", "ps", "G", "H"]
+    assert joined(LOSSES, p=replace(ITEMS, sizes=(64,)), s=SUMS) == list(made(LOSSES))
+    # The mean is of what is made, and so is the spread: it waits for the mean.
     mean = stored(("p", "", 64), ("d", "p", 64), ("s", "pd", 1), kept="s")
-    assert by_makers(mean, "p") == ["p", "d", "s"]
-    crossed = stored(
-        ("p", "", 64), ("q", "", 64), ("d", "p", 1), ("e", "q", 1), ("s", "pe", 1), ("t", "qd", 1),
-        kept="st",
-    )  # fmt: skip
-    assert by_makers(crossed, "pq", "st") == ["q", "e", "ps", "d", "t"]
+    assert joined(mean, p=ITEMS, s=SUMS) == ["p", "d", "s"]
 
 
-@pytest.mark.parametrize(("rows", "at_once"), [(4096, True), (8192, False)])
-def test_short_sums_are_one_kernel(rows: int, at_once: bool) -> None:
-    graph = graph_of(
-        "%s: f32[64] = reduce_sum(%x) forward {axes=(0,), out_sharding=None}",
-        inputs=f'%x: f32[{rows},64] batch "x"', returns='%s "s"',
-    )  # fmt: skip
-    block, sizes = listing(graph).block, Sizes(graph, ONE, "gpu")
-    given = {i.value.name: i.value.nbytes for i in graph.inputs}
-    (kernel,) = stored_kernels(block, sizes, given, lambda *_: 0).kernels
-    assert summed_at_once(block, sizes, kernel) == ((rows, 64) if at_once else None)
-    (step,) = block.instructions
-    assert isinstance(step, LocalOp)
-    in_parts = replace(block, instructions=(replace(step, parts=(16,)),))
-    assert summed_at_once(in_parts, sizes, kernel) is None
+def test_a_sum_runs_with_what_reads_the_same_and_does_not_wait_for_it() -> None:
+    """As that for a norm's scale does with the gradient of what went into the norm."""
+    norm = stored(
+        ("x", "", 64), ("y", "", 64), ("m", "xy", 1), ("d", "xym", 64), ("g", "xy", 1), kept="dg"
+    )
+    other = replace(SUMS, dims=(0,))
+    assert joined(norm, m=SUMS, d=ITEMS, g=SUMS) == ["x", "y", "mg", "d"]
+    assert joined(norm, m=other, d=ITEMS, g=SUMS) == ["x", "y", "m", "dg"]
+    assert joined(norm, m=SUMS, d=ITEMS, g=replace(SUMS, sizes=(64, 32))) == list("xymdg")
+
+
+@given(st.data())
+def test_no_two_that_are_joined_wait_for_each_other(data: st.DataObject) -> None:
+    names = "abcdefghijklmnopqrst"[: data.draw(st.integers(1, 20))]
+    kernels: list[tuple[str, str, int]] = []
+    for k, name in enumerate(names):
+        reads = data.draw(st.sets(st.sampled_from(names[:k]), max_size=3)) if k else set[str]()
+        kernels.append((name, "".join(sorted(reads)), data.draw(st.sampled_from([4, 64]))))
+    kinds = [ITEMS, ITEMS, SUMS, replace(SUMS, dims=(0,)), TURNS, replace(ITEMS, sizes=(4,))]
+    passes = {
+        name: data.draw(st.sampled_from(kinds))
+        for name in data.draw(st.sets(st.sampled_from(names)))
+    }
+    step = stored(*kernels, kept=names[-1])
+    reads = {k.makes[0]: k.reads for k in step.kernels}
+    for group in joined(step, **passes):
+        for name in group if len(group) > 1 else "":
+            read = reads[name].intersection(group)
+            assert all(passes[r].kind == "items" for r in read), "a sum is read where it is made"
+        sums = [passes[name] for name in group if len(group) > 1 and passes[name].kind != "items"]
+        assert len(set(sums)) <= 1
+        assert len(sums) <= max((p.most for p in sums), default=0)
 
 
 def test_what_shares_nothing_or_goes_otherwise_runs_by_itself() -> None:
@@ -122,7 +159,7 @@ def test_what_waits_for_another_runs_after_it() -> None:
     )
     sums = dict.fromkeys("abcd", SUMS)
     assert joined(chain, **sums) == ["p", "ac", "bd"]
-    other = Across((64, 64), (0,), sums=True, most=2)
+    other = replace(SUMS, dims=(0,))
     # b waits for a, and d for c: as b runs with c, a may not run with d.
     assert joined(chain, a=SUMS, b=other, c=other, d=SUMS) == ["p", "a", "bc", "d"]
 
@@ -132,8 +169,8 @@ def test_no_more_run_as_one_than_a_core_holds() -> None:
     assert joined(step, **dict.fromkeys("abcde", SUMS)) == ["p", "ab", "cd", "e"]
 
 
-def across(axes: str, scores: str) -> Across | None:
-    """How a sum along some axes of the transpose of scores goes across them."""
+def across(axes: str, scores: str) -> Pass | None:
+    """How a sum along some axes of the transpose of scores goes over them."""
     graph = graph_of(
         scores,
         "%e: f32[4,2,32,64] = transpose(%s) forward {permutation=(0, 3, 2, 1)}",
@@ -145,8 +182,8 @@ def across(axes: str, scores: str) -> Across | None:
     block, sizes = listing(graph).block, Sizes(graph, ONE)
     given = {i.value.name: i.value.nbytes for i in graph.inputs}
     last = stored_kernels(block, sizes, given, lambda *_: 0).kernels[-1]
-    assert gone_across(block, sizes, replace(last, alone=True)) is None
-    return gone_across(block, sizes, last)
+    assert pass_of(block, sizes, replace(last, alone=True)) is None
+    return pass_of(block, sizes, last)
 
 
 def test_fewer_sums_over_columns_than_over_rows_run_as_one() -> None:
@@ -155,10 +192,24 @@ def test_fewer_sums_over_columns_than_over_rows_run_as_one() -> None:
         "%s: f32[4,64,32,2] = dot_general(%k, %q) forward "
         "{dimension_numbers=(((2,), (3,)), ((0,), (0,)))}"
     )
-    assert across("3", product) == Across((4, 2, 32, 64), (3,), sums=True, most=2)
-    assert across("3", "%s: f32[4,64,32,2] = abs(%r) forward") == Across(
-        (4, 2, 32, 64), (3,), sums=True, most=8
-    )
+    assert across("3", product) == Pass((4, 2, 32, 64), "sum", (3,), 2)
+    by_row = across("3", "%s: f32[4,64,32,2] = abs(%r) forward")
+    assert by_row == Pass((4, 2, 32, 64), "sum", (3,), 8)
+
+
+def test_what_is_summed_in_windows_is_no_sum_of_all() -> None:
+    """It makes about as much as it reads."""
+    graph = graph_of(
+        "%p: f32[2,8,8,4] = reduce_window_sum(%x) forward {base_dilation=(1, 1, 1, 1), "
+        "padding=((0, 0), (1, 1), (1, 1), (0, 0)), window_dilation=(1, 1, 1, 1), "
+        "window_dimensions=(1, 3, 3, 1), window_strides=(1, 1, 1, 1)}",
+        inputs='%x: f32[2,8,8,4] batch "x"', returns='%p "p"',
+    )  # fmt: skip
+    block, sizes = listing(graph).block, Sizes(graph, ONE)
+    given = {i.value.name: i.value.nbytes for i in graph.inputs}
+    (kernel,) = stored_kernels(block, sizes, given, lambda *_: 0).kernels
+    found = pass_of(block, sizes, kernel)
+    assert found is None or found.kind == "items"
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -233,8 +284,7 @@ def test_tpus_store_a_mask_once_and_run_sums_under_it_as_one(rows: int) -> None:
     assert found.nbytes[mask] == 32 * 32  # of bool, not of each of the batch
     sums = [k for k in found.kernels if mask in k.reads]
     assert [k.makes for k in sums] == [("%am",), ("%dm",)]
-    across = [gone_across(block, sizes, k) for k in found.kernels]
-    as_run = with_equals_across(found, across)
+    as_run = with_siblings(found, [pass_of(block, sizes, k) for k in found.kernels])
     assert (("%am", "%dm") in [k.makes for k in as_run.kernels]) == (rows < MANY)
 
 
