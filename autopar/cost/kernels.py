@@ -341,6 +341,7 @@ class _Writer:
         """Writes the gradient of the largest in windows: it is scattered into a copy of zeros.
 
         XLA for GPUs finds their places before, a number for each dim, with the largest themselves.
+        The gradient has a buffer beside the copy's.
         """
         op, (source, image) = self._line.ops[i], self._line.reads[i]
         assert op is not None
@@ -355,7 +356,7 @@ class _Writer:
         self._kernels += (
             Kernel(COPY, found, behind, scratch_bytes=places),
             Kernel(COPY, (zeros,), self._filled(i), in_place=True),
-            Kernel(i, (made,), given.union(found, (zeros,)), in_place=True),
+            Kernel(i, (made,), given.union(found, (zeros,))),
         )
 
     def _filled(self, i: int) -> Pieces:
