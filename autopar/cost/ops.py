@@ -249,15 +249,17 @@ def filled_share(op: Op) -> float:
 
 
 def is_run_backward(op: Op, turned: bool) -> bool:
-    """True for the gradient of the input of a convolution with strides, which cuDNN has a call for.
+    """True for the gradient of a convolution's input, which cuDNN has a call for.
 
-    It reads the filter `turned` round, unless that has one tap. A convolution that does not, as a
-    transposed one that is written so, or whose features come in groups, XLA for GPUs writes as one
-    of inputs that lie apart.
+    It reads the filter `turned` round, unless that has one tap. A convolution with strides that
+    does not, as a transposed one that is written so, or whose features come in groups, XLA for GPUs
+    writes as one of inputs that lie apart. With taps or windows apart it is one like any other.
     """
-    if not _lies_apart(op) or op.whole("feature_group_count") != 1 or not has_filter(op):
+    if op.whole("feature_group_count") != 1 or not has_filter(op):
         return False
-    return turned or _has_one_tap(op)
+    if _lies_apart(op):
+        return turned or _has_one_tap(op)
+    return turned and not _has_one_tap(op) and _goes_place_by_place(op)
 
 
 def slides_forward(op: Op, turned: bool) -> bool:
@@ -267,7 +269,12 @@ def slides_forward(op: Op, turned: bool) -> bool:
     """
     if _lies_apart(op) or not has_filter(op):
         return False
-    return not turned or _has_one_tap(op)
+    return not turned or _has_one_tap(op) or not _goes_place_by_place(op)
+
+
+def _goes_place_by_place(op: Op) -> bool:
+    """True if neither a convolution's windows nor the taps of its filter lie apart."""
+    return all(step == 1 for name in ("rhs_dilation", "window_strides") for step in op.ints(name))
 
 
 def _has_one_tap(op: Op) -> bool:

@@ -515,7 +515,8 @@ class _Timer:
         ]
         found = product_views(block, self._sizes)
         views = {k: found.get(kernels[k].makes[0], {}) for k in products}
-        known = Known(takes, products, self._guesses, views)
+        convolutions = frozenset(k for k in products if self._is_convolution(block, kernels[k]))
+        known = Known(takes, products, convolutions, self._guesses, views)
         streams = in_two_streams(kernels, spent, beside, known)
         return Timed(block, kernels, streams, bodies, known, fills, self._pipelined)
 
@@ -570,6 +571,12 @@ class _Timer:
     def _is_product(self, block: Block, kernel: Kernel) -> bool:
         step = kernel.instruction(block)
         return isinstance(step, LocalOp) and is_product(self._sizes.op(step.equation))
+
+    def _is_convolution(self, block: Block, kernel: Kernel) -> bool:
+        step = kernel.instruction(block)
+        if not isinstance(step, LocalOp):
+            return False
+        return self._sizes.op(step.equation).kind == "conv_general_dilated"
 
     def _is_loop_fusion(self, block: Block, kernel: Kernel) -> bool:
         """True for what XLA calls a loop fusion: element-wise work that turns nothing over."""
@@ -628,11 +635,12 @@ class Known:
     """The times of kernels that XLA's scheduler knows, and which of them are `products`.
 
     It takes each for so long, in seconds, or in a unit of its own where they are `guessed`. Of each
-    product, `views` are those that it has of pieces.
+    product, `views` are those that it has of pieces; `convolutions` read pieces as they are.
     """
 
     takes: Sequence[float]
     products: frozenset[int] = frozenset()
+    convolutions: frozenset[int] = frozenset()
     guessed: bool = False
     views: Mapping[int, Mapping[str, View]] = field(default_factory=dict[int, Mapping[str, View]])
 
@@ -748,7 +756,8 @@ def beside_moves(
     kernels, times = stored.kernels, elsewhere or {}
     at = {_identity(k): n for n, k in enumerate(timed.kernels)}
     views: dict[int, Mapping[str, View]] = {}
-    takes, products, beside = list[float](), set[int](), list[bool]()
+    takes, beside = list[float](), list[bool]()
+    products, convolutions = set[int](), set[int]()
     for k, kernel in enumerate(kernels):
         n = at.get(_identity(kernel))
         if n is None and kernel.at == COPY:  # of several that run as one
@@ -760,11 +769,13 @@ def beside_moves(
         beside.append(any(t.is_beside for t in own) if n is None else timed.streams.beside[n])
         if n in timed.known.products or any(t.is_product for t in own):
             products.add(k)
+        if n in timed.known.convolutions:
+            convolutions.add(k)
         if n is not None and n in timed.known.views:
             views[k] = timed.known.views[n]
     if not any(beside):
         return stored
-    known = Known(takes, frozenset(products), timed.known.guessed, views)
+    known = Known(takes, frozenset(products), frozenset(convolutions), timed.known.guessed, views)
     order = _latency_hiding_order(begun_by_makers(stored), needed(kernels), beside, known)
     left = tuple(kernels[k] for k, is_end in order if not is_end)
     return replace(stored, kernels=left, sent=_sent(kernels, order))
@@ -820,10 +831,10 @@ def _latency_hiding_order(
 
     1. The end of a collective goes as soon as no other is under way; of several, that which ends
        the longest way of collectives, itself among them.
-    2. Work that is ready goes before what is not. What a product has just let go of is ready in a
-       moment, as a view lies between them, and so is what has several results, which come in a
-       tuple: what has waited for longer goes first, such as weight gradients. The view itself goes
-       at once, whatever else is ready, a moment after what it is for has begun.
+    2. Work that is ready goes before what is not. What a matrix product has just let go of is ready
+       in a moment, as a view lies between them, and so is what has several results, which come in
+       a tuple: what has waited for longer goes first, such as weight gradients. The view itself
+       goes at once, whatever else is ready, a moment after what it is for has begun.
     3. A start whose time has come goes first where another collective waits for it, and last where
        no collective is ahead of it. Else it is work like other work that is ready, but for rule 5.
     4. What has the longest collectives ahead of it goes first.
@@ -856,7 +867,8 @@ def _latency_hiding_order(
         order.append((k, False))
         work.placed(k)
         several = {n for n in needs[k] if len(kernels[n].makes) > 1}
-        viewed = several.union(n for n in needs[k] if k in products or n in products)
+        has_views = k in products and k not in known.convolutions
+        viewed = several.union(n for n in needs[k] if has_views or n in products)
         if several or any(readers[n] == 1 for n in viewed):
             now = max(now, began + moment)
         for n in needs[k]:

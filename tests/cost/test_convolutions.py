@@ -166,9 +166,20 @@ def test_and_then_zeros_are_multiplied() -> None:
     assert filled > 1.5 * even
 
 
+def test_the_gradient_of_an_image_padded_on_one_side_is_cut_out_of_a_larger_one() -> None:
+    """As cuDNN's call for it pads evenly. What the filter made is not copied for that."""
+    found = laid_out(dilated(1, causal=True))
+    made = {n for k in found.kernels for n in k.makes}
+    padded = [n for n in made if "padded by" in n]
+    assert len(padded) == 3  # of the images, for the filters and their gradients
+    cut = [n for n in made if found.nbytes[n] == 16 * 66 * 66 * 64 * 2 and n not in padded]
+    assert len(cut) == 2
+
+
 @needs_gpu_compiler
-def test_memory_of_taps_apart_is_as_compiled() -> None:
-    planned = dilated(2)
+@pytest.mark.parametrize(("apart", "causal"), [(2, False), (1, True)])
+def test_memory_of_taps_apart_is_as_compiled(apart: int, causal: bool) -> None:
+    planned = dilated(apart, causal)
     cluster = Cluster.parse("8xh100")
     (program,) = programs_of(planned, cluster, Target.of(cluster))
     export: Any = program.export

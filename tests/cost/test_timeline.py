@@ -244,6 +244,7 @@ def left_by_the_scheduler(
     moves: str,
     takes: float = 5.0,
     products: str = "",
+    convolutions: str = "",
     short: str = "",
     large: str = "",
     moment: float = 1e-6,
@@ -258,9 +259,12 @@ def left_by_the_scheduler(
     times = {**dict.fromkeys(moves, takes), **dict.fromkeys(short, moment), "Z": 0.0}
     assumed = [times.get(k.makes[0], 1.0) for k in chain]
     streams = Streams([Seconds()] * len(chain), beside, [0.0] * len(chain))
-    viewed = frozenset(n for n, k in enumerate(chain) if k.makes[0] in products)
+    multiplied, convolved = (
+        frozenset(n for n, k in enumerate(chain) if k.makes[0] in names)
+        for names in (products + convolutions, convolutions)
+    )
     block = Block((), (), ())
-    timed = Timed(block, tuple(chain), streams, {}, Known(assumed, viewed))
+    timed = Timed(block, tuple(chain), streams, {}, Known(assumed, multiplied, convolved))
     bytes_of = {name: 64 if name in large else 1 for k in chain for name in k.makes}
     stored = Stored(tuple(chain), bytes_of, frozenset())
     return "".join(k.makes[0] for k in beside_moves(stored, timed).kernels).replace("Z", "")
@@ -320,6 +324,12 @@ def test_what_fits_a_moment_runs_in_it() -> None:
     chain = lettered("a", "va", "wa", "pa", "dp")
     assert left_by_the_scheduler(chain, moves="", products="d", short="v") == "awpvd"
     assert left_by_the_scheduler(chain, moves="", products="d") == "avpwd"
+
+
+def test_a_convolution_has_no_view_of_what_it_reads() -> None:
+    """So there is no moment that v fits into, and p, as it is given last, goes first."""
+    chain = lettered("a", "va", "wa", "pa", "dp")
+    assert left_by_the_scheduler(chain, moves="", convolutions="d", short="v") == "avwpd"
 
 
 @pytest.mark.parametrize(("products", "left"), [("", "axpwe"), ("p", "awpxe")])
