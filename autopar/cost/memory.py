@@ -43,7 +43,7 @@ from autopar.cost.order import (
     lightened,
     post_order,
 )
-from autopar.cost.siblings import Pass, pass_of, with_siblings
+from autopar.cost.siblings import Iteration, iteration_of, with_siblings
 from autopar.cost.sizes import Sizes
 from autopar.cost.sums import added_sums
 from autopar.cost.timeline import Timed, beside_moves, entering, piece_times, row_work
@@ -385,7 +385,7 @@ class _Walk:
         self._alike: dict[int, tuple[Block, Sequence[AlikeProducts]]] = {}
         self._crossed: dict[tuple[str, ...], tuple[Stored, Leaving]] = {}
         # How kernels that run outside of their loop go over what they read, by what they make.
-        self._outside_passes: dict[str, Pass] = {}
+        self._outside_iterations: dict[str, Iteration] = {}
         # The number that each stack is filled with, its dtype and shape.
         self._fills: dict[str, Fill] = {}
         self.elsewhere: dict[str, PieceTime] = {}  # times of what is made outside of its loop
@@ -536,7 +536,7 @@ class _Walk:
             stored = self._filled_at_once(block, stored)
             stored = self._along_rows(block, stored)
         if self._sizes.platform != "cpu":
-            found = self._passes(block, stored)
+            found = self._iterations(block, stored)
             stored = with_siblings(stored, [found.get(k.makes[0]) for k in stored.kernels])
         return combined(stored)
 
@@ -575,11 +575,11 @@ class _Walk:
         """The kernels, those that Triton makes one of joined."""
         return along_rows(stored, [row_work(block, self._sizes, k) for k in stored.kernels])
 
-    def _passes(self, block: Block, stored: Stored) -> dict[str, Pass]:
-        """How kernels go over what they read, by what they make first."""
-        found = dict(self._outside_passes)
+    def _iterations(self, block: Block, stored: Stored) -> dict[str, Iteration]:
+        """The iterations of kernels over what they read, by what these make first."""
+        found = dict(self._outside_iterations)
         for kernel in stored.kernels:
-            own = pass_of(block, self._sizes, kernel)
+            own = iteration_of(block, self._sizes, kernel)
             if own is not None:
                 found[kernel.makes[0]] = own
         return found
@@ -610,11 +610,11 @@ class _Walk:
             times = piece_times(timed, body.nbytes) if timed is not None else {}
             unrolled = Unrolled(kernel, step, flow, body, stored, leaving, times)
             named = unrolled.named.items()
-            passes = self._passes(step.bodies[0], body)
+            iterations = self._iterations(step.bodies[0], body)
             # Sums and turns do not run as one outside.
-            self._outside_passes.update(
-                (n, passes[o]) for n, o in named
-                if o in passes and passes[o].kind in ("items", "groups")
+            self._outside_iterations.update(
+                (n, iterations[o]) for n, o in named
+                if o in iterations and iterations[o].kind in ("items", "groups")
             )  # fmt: skip
             masks = self._masks(block, stored, step.bodies[0], body)
             for made in unrolled.kernels:

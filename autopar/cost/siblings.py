@@ -36,11 +36,12 @@ _MOST_ON_TPU = 4  # as DeepSeek's layers show on v5p
 
 
 @dataclass(frozen=True)
-class Pass:
+class Iteration:
     """The shape of what a kernel goes over, and how.
 
-    It goes over it item by item, to make as many; along the `dims` that it sums up; to leave the
-    dims in another order; or copies them by groups. Of all but the first, `most` run as one.
+    It does so item by item, to make as many; along the `dims` that it sums up; to turn them over,
+    so that they lie in the order `dims`; or by groups, to copy each. Of all but the first kind, so
+    many run as one at `most`.
     """
 
     sizes: tuple[int, ...]
@@ -50,21 +51,21 @@ class Pass:
 
     @property
     def family(self) -> Hashable:
-        """The same for passes of which a kernel may do several."""
+        """The same for all that one kernel may do while it goes over what it reads once."""
         return self.sizes if self.kind in ("items", "sum") else self
 
 
-def pass_of(block: Block, sizes: Sizes, kernel: Kernel) -> Pass | None:
-    """How a kernel of a block goes over what it reads; None for what XLA joins with nothing."""
+def iteration_of(block: Block, sizes: Sizes, kernel: Kernel) -> Iteration | None:
+    """The iteration of a kernel over what it reads; None for what XLA joins with nothing."""
     if sizes.platform == "cpu" or kernel.alone:
         return None
     step = kernel.instruction(block)
     if isinstance(step, LocalOp):
-        return _pass_of_op(block, sizes, step) if kernel.is_light else None
+        return _iteration_of_op(block, sizes, step) if kernel.is_light else None
     line = read_line(block, sizes)
     grouped = line.grouped.get(kernel.makes[0])
     if grouped is not None:
-        return None if grouped.turned else Pass(grouped.shape, "groups", (), _MOST_BY_GROUPS)
+        return None if grouped.turned else Iteration(grouped.shape, "groups", (), _MOST_BY_GROUPS)
     turned = line.copies.get(kernel.makes[0]) if kernel.at == COPY else None
     at = line.maker.get(turned[0]) if turned is not None else None
     made = block.instructions[at] if at is not None else None
@@ -72,10 +73,10 @@ def pass_of(block: Block, sizes: Sizes, kernel: Kernel) -> Pass | None:
         return None
     op = sizes.op(made.equation)
     most = _NEAR_BYTES // (_TILE_ITEMS * item_bytes(op.results[0].dtype))
-    return Pass(sizes.made(made, op), "turn", turned[1], most)
+    return Iteration(sizes.made(made, op), "turn", turned[1], most)
 
 
-def _pass_of_op(block: Block, sizes: Sizes, step: LocalOp) -> Pass | None:
+def _iteration_of_op(block: Block, sizes: Sizes, step: LocalOp) -> Iteration | None:
     op = sizes.op(step.equation)
     dims, shape, made = summed_dims(op), sizes.shard(step, op), sizes.made(step, op)
     if not dims or math.prod(shape) != math.prod(made) * math.prod(shape[d] for d in dims):
@@ -83,16 +84,16 @@ def _pass_of_op(block: Block, sizes: Sizes, step: LocalOp) -> Pass | None:
         return by_item(made) if sizes.platform == "gpu" and is_fused_into_readers(op) else None
     if sizes.platform == "tpu":
         is_large = math.prod(shape) * _SUM_BYTES > LARGE_ON_TPU_BYTES
-        return None if is_large else Pass(shape, "sum", dims, _MOST_ON_TPU)
+        return None if is_large else Iteration(shape, "sum", dims, _MOST_ON_TPU)
     operand = step.operands[0]
     innermost = read_line(block, sizes).orders.innermost(operand, shape) if operand else None
     columns = _NEAR_BYTES // (_TILES_OF_SUM * _TILE_ITEMS * _SUM_BYTES)
-    return Pass(shape, "sum", dims, _MOST_ROWS if innermost in dims else columns)
+    return Iteration(shape, "sum", dims, _MOST_ROWS if innermost in dims else columns)
 
 
-def by_item(made: tuple[int, ...]) -> Pass | None:
-    """How work goes over items to make so many of such a shape; None for one number."""
-    return Pass(made) if made else None
+def by_item(made: tuple[int, ...]) -> Iteration | None:
+    """The iteration of work that makes items of such a shape; None for one number."""
+    return Iteration(made) if made else None
 
 
 @dataclass
@@ -109,17 +110,17 @@ class _Fused:
     end: int = 0
     at_hand: set[str] = field(default_factory=set[str])
     made: set[str] = field(default_factory=set[str])
-    alike: Pass | None = None
+    alike: Iteration | None = None
     alike_count: int = 0
 
-    def may_take(self, kernel: Kernel, own: Pass, waits: Mapping[str, int]) -> bool:
+    def may_take(self, kernel: Kernel, own: Iteration, waits: Mapping[str, int]) -> bool:
         """True if a kernel may go with them, and nothing it reads, but what they make, waits."""
         if own.kind != "items" and self.alike is not None:
             if self.alike != own or self.alike_count == own.most:
                 return False
         return not any(waits.get(n, 0) & self.bit for n in kernel.reads if n not in self.made)
 
-    def take(self, kernel: Kernel, own: Pass) -> list[str]:
+    def take(self, kernel: Kernel, own: Iteration) -> list[str]:
         """Note that a kernel runs with them; returns what they newly have at hand."""
         names = [*kernel.reads]
         if own.kind == "items":
@@ -133,7 +134,7 @@ class _Fused:
 
 
 def at_hand(
-    kernels: Sequence[Kernel], passes: Sequence[Pass | None], nbytes: Mapping[str, int]
+    kernels: Sequence[Kernel], iterations: Sequence[Iteration | None], nbytes: Mapping[str, int]
 ) -> dict[int, tuple[int, frozenset[str]]]:
     """By kernel, the one that it runs with, and the pieces that it need not load as that has them.
 
@@ -143,13 +144,13 @@ def at_hand(
 
         m' = f(m, g)   v' = f(v, g)   p' = f(p, m', v')     loads p, m, v and g, stores the rest
 
-    `passes` tell how kernels go over what they read; None for those that run alone. That two read
-    the same number, such as a learning rate, does not join them.
+    `iterations` tell how kernels go over what they read; None for those that run alone. That two
+    read the same number, such as a learning rate, does not join them.
     """
     # 1. Of each piece, the last kernel that has it at hand in a family, where several have.
     ends: dict[tuple[Hashable, str], int] = {}
     seen: set[tuple[Hashable, str]] = set()
-    for k, (kernel, own) in enumerate(zip(kernels, passes, strict=True)):
+    for k, (kernel, own) in enumerate(zip(kernels, iterations, strict=True)):
         if own is None:
             continue
         for name in (*kernel.reads, *(kernel.makes if own.kind == "items" else ())):
@@ -163,7 +164,7 @@ def at_hand(
     until: dict[int, list[_Fused]] = {}
     found: dict[int, tuple[int, frozenset[str]]] = {}
     bits = count = 0
-    for k, (kernel, own) in enumerate(zip(kernels, passes, strict=True)):
+    for k, (kernel, own) in enumerate(zip(kernels, iterations, strict=True)):
         before = 0
         for name in kernel.reads:
             before = either(before, waits.get(name, 0))
@@ -206,12 +207,14 @@ def at_hand(
     return found
 
 
-def with_siblings(stored: Stored, passes: Sequence[Pass | None]) -> Stored:
+def with_siblings(stored: Stored, iterations: Sequence[Iteration | None]) -> Stored:
     """The same kernels, those that run as one joined, in an order that can run; see `at_hand`."""
     kernels = stored.kernels
     alone = looked_up_alone(kernels)
-    passes = [None if k in alone or kernels[k].alone else own for k, own in enumerate(passes)]
+    iterations = [
+        None if k in alone or kernels[k].alone else own for k, own in enumerate(iterations)
+    ]
     joined: dict[int, list[int]] = {}
-    for k, (first, _) in at_hand(kernels, passes, stored.nbytes).items():
+    for k, (first, _) in at_hand(kernels, iterations, stored.nbytes).items():
         joined.setdefault(first, [first]).append(k)
     return as_one(stored, joined.values())

@@ -43,7 +43,7 @@ from autopar.cost.order import (
 )
 from autopar.cost.picked import picked_bytes
 from autopar.cost.prices import Prices
-from autopar.cost.siblings import Pass, at_hand, by_item
+from autopar.cost.siblings import Iteration, at_hand, by_item
 from autopar.cost.sizes import Sizes, product_dims
 from autopar.cost.sums import AddedSums, added_sums
 from autopar.cost.trips import (
@@ -61,6 +61,7 @@ from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.listing import (
     Block,
+    Collective,
     Listing,
     ListingStep,
     LocalOp,
@@ -142,13 +143,13 @@ class KernelTimes:
             self._by_triton = {kernels[k].makes: found for k, found in along.items()}
             self._picked = picked_bytes(block, sizes, stored)
             counts = BlockCounts(block, sizes, stored, prices.filling_blocks)
-            passes = [self._by_item(k, counts) for k in kernels]
-            shared = at_hand(kernels, passes, stored.nbytes)
+            iterations = [self._by_item(k, counts) for k in kernels]
+            shared = at_hand(kernels, iterations, stored.nbytes)
             self._few_blocks = counts.found(shared, self._by_triton)
             self._at_hand = {kernels[k].makes: found for k, (_, found) in shared.items()}
 
-    def _by_item(self, kernel: Kernel, counts: BlockCounts) -> Pass | None:
-        """How element-wise work goes over what it reads, if not by Triton nor with a scatter."""
+    def _by_item(self, kernel: Kernel, counts: BlockCounts) -> Iteration | None:
+        """The iteration of element-wise work; None by Triton, and for what is with a scatter."""
         step = kernel.instruction(self._block)
         if not isinstance(step, LocalOp) or kernel.makes in self._by_triton:
             return None
@@ -516,7 +517,13 @@ class _Timer:
         found = product_views(block, self._sizes)
         views = {k: found.get(kernels[k].makes[0], {}) for k in products}
         convolutions = frozenset(k for k in products if self._is_convolution(block, kernels[k]))
-        known = Known(takes, products, convolutions, self._guesses, views)
+        moves = {
+            name: move.collectives[j]
+            for name, (move, j) in moves_by_piece(block).items()
+            if move.collectives
+        }
+        moved = {name: self._moved_as(collective) for name, collective in moves.items()}
+        known = Known(takes, products, convolutions, self._guesses, views, moved)
         streams = in_two_streams(kernels, spent, beside, known)
         return Timed(block, kernels, streams, bodies, known, fills, self._pipelined)
 
@@ -567,6 +574,13 @@ class _Timer:
         op = self._sizes.op(step.equation) if isinstance(step, LocalOp) else None
         is_convolution = op is not None and op.kind == "conv_general_dilated"
         return _CONVOLUTION_SECONDS if is_convolution else spent.total
+
+    def _moved_as(self, collective: Collective) -> tuple[float, float]:
+        """The time of a collective by itself, and beside others with which it runs as one."""
+        if self._guesses:
+            return _GUESSES[0], 0.0
+        what = collective.kind, collective.nbytes, collective.axes
+        return self._prices.collective(*what), self._prices.joined(*what)
 
     def _is_product(self, block: Block, kernel: Kernel) -> bool:
         step = kernel.instruction(block)
@@ -635,7 +649,8 @@ class Known:
     """The times of kernels that XLA's scheduler knows, and which of them are `products`.
 
     It takes each for so long, in seconds, or in a unit of its own where they are `guessed`. Of each
-    product, `views` are those that it has of pieces; `convolutions` read pieces as they are.
+    product, `views` are those that it has of pieces; `convolutions` read pieces as they are. What a
+    collective makes is `moved` in a time by itself, and in another beside what it runs as one with.
     """
 
     takes: Sequence[float]
@@ -643,6 +658,7 @@ class Known:
     convolutions: frozenset[int] = frozenset()
     guessed: bool = False
     views: Mapping[int, Mapping[str, View]] = field(default_factory=dict[int, Mapping[str, View]])
+    moved: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
 
 
 @dataclass(frozen=True)
@@ -753,19 +769,22 @@ def beside_moves(
 
     `elsewhere` are the times of pieces that are made outside of the loop that they come from.
     """
-    kernels, times = stored.kernels, elsewhere or {}
+    kernels = stored.kernels
+    times = {**piece_times(timed, stored.nbytes), **(elsewhere or {})}
     at = {_identity(k): n for n, k in enumerate(timed.kernels)}
     views: dict[int, Mapping[str, View]] = {}
     takes, beside = list[float](), list[bool]()
     products, convolutions = set[int](), set[int]()
     for k, kernel in enumerate(kernels):
         n = at.get(_identity(kernel))
+        if n is not None and kernel.group is not None and kernel.makes != timed.kernels[n].makes:
+            n = None  # others run as one where work that was joined waits for more
         if n is None and kernel.at == COPY:  # of several that run as one
             takes.append(sum(timed.known.takes[at[m,]] for m in kernel.makes if (m,) in at))
             beside.append(False)
             continue
         own = [times[m] for m in kernel.makes if m in times] if n is None else []
-        takes.append(sum(t.seconds for t in own) if n is None else timed.known.takes[n])
+        takes.append(_in_all(own) if n is None else timed.known.takes[n])
         beside.append(any(t.is_beside for t in own) if n is None else timed.streams.beside[n])
         if n in timed.known.products or any(t.is_product for t in own):
             products.add(k)
@@ -775,7 +794,10 @@ def beside_moves(
             views[k] = timed.known.views[n]
     if not any(beside):
         return stored
-    known = Known(takes, frozenset(products), frozenset(convolutions), timed.known.guessed, views)
+    known = replace(
+        timed.known, takes=takes, products=frozenset(products),
+        convolutions=frozenset(convolutions), views=views,
+    )  # fmt: skip
     order = _latency_hiding_order(begun_by_makers(stored), needed(kernels), beside, known)
     left = tuple(kernels[k] for k, is_end in order if not is_end)
     return replace(stored, kernels=left, sent=_sent(kernels, order))
@@ -797,15 +819,26 @@ def _sent(kernels: Sequence[Kernel], order: Iterable[tuple[int, bool]]) -> Mappi
 
 
 def piece_times(timed: Timed, nbytes: Mapping[str, int]) -> dict[str, PieceTime]:
-    """By piece, its share of the time of the kernel that makes it, by its bytes."""
+    """By piece, its share of the time of the kernel that makes it, by its bytes.
+
+    Of what collectives make, the time of one that makes nothing else.
+    """
     found: dict[str, PieceTime] = {}
     for k, kernel in enumerate(timed.kernels):
         whole = sum(nbytes.get(name, 0) for name in kernel.makes)
         for name in kernel.makes:
             share = nbytes.get(name, 0) / whole if whole else 1 / len(kernel.makes)
             seconds = share * timed.known.takes[k]
-            found[name] = PieceTime(seconds, k in timed.known.products, timed.streams.beside[k])
+            alone, joined = timed.known.moved.get(name, (seconds, seconds))
+            is_beside = timed.streams.beside[k]
+            found[name] = PieceTime(alone, joined, k in timed.known.products, is_beside)
     return found
+
+
+def _in_all(pieces: Sequence[PieceTime]) -> float:
+    """The time of a kernel that makes several pieces."""
+    starting = max((t.seconds - t.joined_seconds for t in pieces), default=0.0)
+    return starting + sum(t.joined_seconds for t in pieces)
 
 
 def _identity(kernel: Kernel) -> tuple[int, int] | tuple[str, ...]:

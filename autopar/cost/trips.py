@@ -165,9 +165,13 @@ def steady_trip(body: Stored, leaving: Leaving) -> SteadyTrip:
 
 
 class PieceTime(NamedTuple):
-    """The seconds that XLA's scheduler takes the making of a piece for, and by what it is made."""
+    """The seconds that XLA's scheduler takes the making of a piece for, and by what it is made.
+
+    It takes `joined_seconds` where it is made with others.
+    """
 
     seconds: float
+    joined_seconds: float
     is_product: bool
     is_beside: bool
 

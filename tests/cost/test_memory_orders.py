@@ -26,7 +26,7 @@ from autopar.cost.order import (
     needed,
     post_order,
 )
-from autopar.cost.siblings import Pass, with_siblings
+from autopar.cost.siblings import Iteration, with_siblings
 from autopar.cost.sizes import Sizes
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Fence, Listing, LocalOp
@@ -454,9 +454,9 @@ def test_what_triton_runs_is_joined_with_nothing_else() -> None:
     work = [RowWork((8, 8), sums=k.makes[0] == "m") if k.makes[0] in "my" else None for k in light]
     alone = along_rows(replace(step, kernels=tuple(light)), work)
     assert [k.makes[0] for k in alone.kernels] == ["x", "y", "k", "o", "b"]
-    passes = [None, Pass((8, 8)), Pass((8, 8)), None, None]
-    assert with_siblings(alone, passes) == alone
+    iterations = [None, Iteration((8, 8)), Iteration((8, 8)), None, None]
+    assert with_siblings(alone, iterations) == alone
     assert made(lightened(alone)) == "xykob"
     plain = replace(alone, kernels=tuple(replace(k, alone=False) for k in alone.kernels))
-    assert len(with_siblings(plain, passes).kernels) == 4
+    assert len(with_siblings(plain, iterations).kernels) == 4
     assert made(lightened(plain)) == "xybko"

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cost.kernels import Stored, stored_kernels
-from autopar.cost.siblings import Pass, pass_of, with_siblings
+from autopar.cost.siblings import Iteration, iteration_of, with_siblings
 from autopar.cost.sizes import Sizes
 from autopar.ir.listing import Block, LocalOp
 from autopar.ir.sharding import MeshShape, Sharding
 from tests.cost.test_memory import ONE, graph_of, listing
 from tests.cost.test_memory_orders import made, stored
 
-ITEMS = Pass((64, 64))
-SUMS = Pass((64, 64), "sum", (1,), 2)
-TURNS = Pass((64, 64), "turn", (1, 0), 8)
+ITEMS = Iteration((64, 64))
+SUMS = Iteration((64, 64), "sum", (1,), 2)
+TURNS = Iteration((64, 64), "turn", (1, 0), 8)
 
 # Two layers: of scores, s and z, the highest, m and n, and what is turned over, W and V. All read
 # the places of a mask, p; G is a gradient of the first layer, of which the second needs nothing.
@@ -28,9 +28,9 @@ LAYERS = stored(
 )  # fmt: skip
 
 
-def joined(step: Stored, **passes: Pass) -> list[str]:
+def joined(step: Stored, **iterations: Iteration) -> list[str]:
     """What each kernel makes, those joined that go over the same alike."""
-    found = with_siblings(step, [passes.get(k.makes[0]) for k in step.kernels])
+    found = with_siblings(step, [iterations.get(k.makes[0]) for k in step.kernels])
     assert sorted(name for k in step.kernels for name in k.makes) == sorted(
         name for k in found.kernels for name in k.makes
     )
@@ -79,8 +79,8 @@ def test_element_wise_work_is_joined_across_other_work_that_does_not_wait_for_it
         ("s", "", 64), ("x", "", 64), ("a", "s", 64), ("t", "x", 64), ("p", "a", 64),
         ("g", "st", 64), ("u", "sp", 64), kept="gu",
     )  # fmt: skip
-    passes = dict.fromkeys("atgu", ITEMS)
-    assert joined(step, **passes) == ["s", "x", "t", "ag", "p", "u"]
+    iterations = dict.fromkeys("atgu", ITEMS)
+    assert joined(step, **iterations) == ["s", "x", "t", "ag", "p", "u"]
 
 
 def test_what_begins_to_wait_when_it_is_joined_waits_for_all_that_comes_later() -> None:
@@ -128,17 +128,23 @@ def test_no_two_that_are_joined_wait_for_each_other(data: st.DataObject) -> None
         reads = data.draw(st.sets(st.sampled_from(names[:k]), max_size=3)) if k else set[str]()
         kernels.append((name, "".join(sorted(reads)), data.draw(st.sampled_from([4, 64]))))
     kinds = [ITEMS, ITEMS, SUMS, replace(SUMS, dims=(0,)), TURNS, replace(ITEMS, sizes=(4,))]
-    passes = {
+    iterations = {
         name: data.draw(st.sampled_from(kinds))
         for name in data.draw(st.sets(st.sampled_from(names)))
     }
     step = stored(*kernels, kept=names[-1])
     reads = {k.makes[0]: k.reads for k in step.kernels}
-    for group in joined(step, **passes):
+    for group in joined(step, **iterations):
         for name in group if len(group) > 1 else "":
             read = reads[name].intersection(group)
-            assert all(passes[r].kind == "items" for r in read), "a sum is read where it is made"
-        sums = [passes[name] for name in group if len(group) > 1 and passes[name].kind != "items"]
+            assert all(iterations[r].kind == "items" for r in read), (
+                "a sum is read where it is made"
+            )
+        sums = [
+            iterations[name]
+            for name in group
+            if len(group) > 1 and iterations[name].kind != "items"
+        ]
         assert len(set(sums)) <= 1
         assert len(sums) <= max((p.most for p in sums), default=0)
 
@@ -169,7 +175,7 @@ def test_no_more_run_as_one_than_a_core_holds() -> None:
     assert joined(step, **dict.fromkeys("abcde", SUMS)) == ["p", "ab", "cd", "e"]
 
 
-def across(axes: str, scores: str) -> Pass | None:
+def across(axes: str, scores: str) -> Iteration | None:
     """How a sum along some axes of the transpose of scores goes over them."""
     graph = graph_of(
         scores,
@@ -182,8 +188,8 @@ def across(axes: str, scores: str) -> Pass | None:
     block, sizes = listing(graph).block, Sizes(graph, ONE)
     given = {i.value.name: i.value.nbytes for i in graph.inputs}
     last = stored_kernels(block, sizes, given, lambda *_: 0).kernels[-1]
-    assert pass_of(block, sizes, replace(last, alone=True)) is None
-    return pass_of(block, sizes, last)
+    assert iteration_of(block, sizes, replace(last, alone=True)) is None
+    return iteration_of(block, sizes, last)
 
 
 def test_fewer_sums_over_columns_than_over_rows_run_as_one() -> None:
@@ -192,9 +198,9 @@ def test_fewer_sums_over_columns_than_over_rows_run_as_one() -> None:
         "%s: f32[4,64,32,2] = dot_general(%k, %q) forward "
         "{dimension_numbers=(((2,), (3,)), ((0,), (0,)))}"
     )
-    assert across("3", product) == Pass((4, 2, 32, 64), "sum", (3,), 2)
+    assert across("3", product) == Iteration((4, 2, 32, 64), "sum", (3,), 2)
     by_row = across("3", "%s: f32[4,64,32,2] = abs(%r) forward")
-    assert by_row == Pass((4, 2, 32, 64), "sum", (3,), 8)
+    assert by_row == Iteration((4, 2, 32, 64), "sum", (3,), 8)
 
 
 def test_what_is_summed_in_windows_is_no_sum_of_all() -> None:
@@ -208,7 +214,7 @@ def test_what_is_summed_in_windows_is_no_sum_of_all() -> None:
     block, sizes = listing(graph).block, Sizes(graph, ONE)
     given = {i.value.name: i.value.nbytes for i in graph.inputs}
     (kernel,) = stored_kernels(block, sizes, given, lambda *_: 0).kernels
-    found = pass_of(block, sizes, kernel)
+    found = iteration_of(block, sizes, kernel)
     assert found is None or found.kind == "items"
 
 
@@ -284,7 +290,7 @@ def test_tpus_store_a_mask_once_and_run_sums_under_it_as_one(rows: int) -> None:
     assert found.nbytes[mask] == 32 * 32  # of bool, not of each of the batch
     sums = [k for k in found.kernels if mask in k.reads]
     assert [k.makes for k in sums] == [("%am",), ("%dm",)]
-    as_run = with_siblings(found, [pass_of(block, sizes, k) for k in found.kernels])
+    as_run = with_siblings(found, [iteration_of(block, sizes, k) for k in found.kernels])
     assert (("%am", "%dm") in [k.makes for k in as_run.kernels]) == (rows < MANY)
 
 

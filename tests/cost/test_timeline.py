@@ -306,6 +306,25 @@ def test_what_a_collective_sends_is_held_until_it_ends(kind: str | None, until: 
     assert dict((name, span) for name, _, span in buffers(left, ()))["x"] == (0, until)
 
 
+def test_collectives_that_run_as_one_otherwise_are_on_the_wires_too() -> None:
+    """Where work that was joined waits for more, A and C, which were timed as one, are apart."""
+    group = ("all-gather", ("data",), "")
+    x, y, both = lettered("x", "y", "Axy")
+    timed_as = (
+        x,
+        y,
+        replace(both, makes=("A", "C"), group=group),
+        Kernel(4, ("z",), frozenset("AC")),
+    )
+    first = replace(both, reads=frozenset("x"), group=group)
+    other = Kernel(3, ("C",), frozenset("y"), group=group)
+    streams = Streams([Seconds()] * 4, [False, False, True, False], [0.0] * 4)
+    known = Known([1.0, 1.0, 6.0, 1.0], moved={"A": (5.0, 1.0), "C": (5.0, 1.0)})
+    timed = Timed(Block((), (), ()), timed_as, streams, {}, known)
+    apart = Stored((x, y, first, other, timed_as[-1]), dict.fromkeys("xyACz", 1), frozenset("z"))
+    assert set(beside_moves(apart, timed).sent) == {"x", "y"}
+
+
 def test_what_lets_others_go_goes_last() -> None:
     """w alone reads b; of x and y neither is the only one that reads a, until one is placed."""
     assert left_by_the_scheduler(lettered("a", "b", "wb", "xa", "ya"), moves="") == "abxyw"
