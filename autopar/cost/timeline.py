@@ -517,12 +517,11 @@ class _Timer:
         found = product_views(block, self._sizes)
         views = {k: found.get(kernels[k].makes[0], {}) for k in products}
         convolutions = frozenset(k for k in products if self._is_convolution(block, kernels[k]))
-        moves = {
-            name: move.collectives[j]
+        moved = {
+            name: self._moved_as(move.collectives[j])
             for name, (move, j) in moves_by_piece(block).items()
             if move.collectives
         }
-        moved = {name: self._moved_as(collective) for name, collective in moves.items()}
         known = Known(takes, products, convolutions, self._guesses, views, moved)
         streams = in_two_streams(kernels, spent, beside, known)
         return Timed(block, kernels, streams, bodies, known, fills, self._pipelined)
@@ -570,10 +569,7 @@ class _Timer:
         if self._guesses:
             is_long = self._is_product(block, kernel) or self._is_loop_fusion(block, kernel)
             return product if is_long else other
-        step = kernel.instruction(block)
-        op = self._sizes.op(step.equation) if isinstance(step, LocalOp) else None
-        is_convolution = op is not None and op.kind == "conv_general_dilated"
-        return _CONVOLUTION_SECONDS if is_convolution else spent.total
+        return _CONVOLUTION_SECONDS if self._is_convolution(block, kernel) else spent.total
 
     def _moved_as(self, collective: Collective) -> tuple[float, float]:
         """The time of a collective by itself, and beside others with which it runs as one."""
