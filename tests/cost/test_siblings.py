@@ -133,10 +133,10 @@ def test_no_two_that_are_joined_wait_for_each_other(data: st.DataObject) -> None
         for name in data.draw(st.sets(st.sampled_from(names)))
     }
     step = stored(*kernels, kept=names[-1])
-    reads = {k.makes[0]: k.reads for k in step.kernels}
+    read_by = {k.makes[0]: k.reads for k in step.kernels}
     for group in joined(step, **iterations):
         for name in group if len(group) > 1 else "":
-            read = reads[name].intersection(group)
+            read = read_by[name].intersection(group)
             assert all(iterations[r].kind == "items" for r in read), (
                 "a sum is read where it is made"
             )
