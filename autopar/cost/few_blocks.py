@@ -38,7 +38,7 @@ from autopar.rules import primitive
 
 # A block takes the columns that a warp's 32 lanes load at once, 8 bytes each. XLA splits longer
 # columns, for the sake of more blocks (its TreeReductionRewriter).
-_BLOCK_BYTES, LONGEST_COLUMN = 32 * 8, 4096
+_BLOCK_BYTES, _LONGEST_COLUMN = 32 * 8, 4096
 _THREADS = 128  # of a block
 _FEWEST_ROWS = 8  # of a part of a sum
 _BESIDE = 4  # times its bytes, that the kernel of a sum loads with work and numbers beside it
@@ -140,7 +140,7 @@ class BlockCounts:
         reads = large[0] if len(large) == len(kernel.reads) == 1 else ""
         item_bytes = max(1, self._bytes(reads) // items) if reads else _NUMBER_BYTES
         blocks = _blocks(shape, item_bytes) * math.prod(step.parts)
-        is_whole = 1 < math.prod(shape[:-1]) <= LONGEST_COLUMN
+        is_whole = 1 < math.prod(shape[:-1]) <= _LONGEST_COLUMN
         is_few = blocks < self._filling or bool(step.parts)
         return _Sum(shape, reads, blocks) if is_whole and is_few else None
 
@@ -275,7 +275,7 @@ def in_parts(block: Block, sizes: Sizes, prices: CollectivePrices) -> Mapping[st
         shape, item_bytes = sizes.shard(step, op), item_size(op.results[0].dtype)
         rows, loaded = math.prod(shape[:-1]), math.prod(shape) * item_bytes
         blocks = _blocks(shape, item_bytes)
-        if not 1 < rows <= LONGEST_COLUMN:
+        if not 1 < rows <= _LONGEST_COLUMN:
             continue
         # 1. So many parts that each still has some rows.
         parts, count = list[int](), 1

@@ -259,7 +259,7 @@ def is_run_backward(op: Op, turned: bool) -> bool:
         return False
     if _lies_apart(op):
         return turned or _has_one_tap(op)
-    return turned and not _has_one_tap(op) and _goes_place_by_place(op)
+    return _turns_back(op, turned)
 
 
 def slides_forward(op: Op, turned: bool) -> bool:
@@ -267,14 +267,16 @@ def slides_forward(op: Op, turned: bool) -> bool:
 
     That of an input reads the filter `turned` round, unless that has one tap.
     """
-    if _lies_apart(op) or not has_filter(op):
-        return False
-    return not turned or _has_one_tap(op) or not _goes_place_by_place(op)
+    return has_filter(op) and not _lies_apart(op) and not _turns_back(op, turned)
 
 
-def _goes_place_by_place(op: Op) -> bool:
-    """True if neither a convolution's windows nor the taps of its filter lie apart."""
-    return all(step == 1 for name in ("rhs_dilation", "window_strides") for step in op.ints(name))
+def _turns_back(op: Op, turned: bool) -> bool:
+    """True if a filter is `turned` round, as that of an input's gradient, and may be to cuDNN.
+
+    Neither the taps of that lie apart nor the windows of the convolution.
+    """
+    steps = (*op.ints("rhs_dilation"), *op.ints("window_strides"))
+    return turned and not _has_one_tap(op) and all(step == 1 for step in steps)
 
 
 def _has_one_tap(op: Op) -> bool:
