@@ -600,12 +600,13 @@ class _Writer:
         work, picked, is_cheap = self._weighed[name]
         if (len(readers) > 1 and not is_cheap) or not self._is_in_place(kernel.at):
             return False
-        once, again, op = work, len(readers) * work, self._line.ops[kernel.at]
+        once, again, op = 0, 0, self._line.ops[kernel.at]
         for piece in kernel.reads - self._line.fills.keys():
             loaded = picked.get(piece, 0) or self._loaded_for(piece, op, self._nbytes[name])
             once += loaded
             again += loaded * sum(piece not in r.reads for r in readers)
-        return again <= once + self._nbytes[name] * (1 + len(readers))
+        stored = self._nbytes[name] * (1 + len(readers))
+        return again + len(readers) * work <= once + work + stored
 
     def _is_in_place(self, i: int) -> bool:
         """True if items of what an instruction makes are made of those in the same place, and read
@@ -908,7 +909,7 @@ class _Writer:
             work += nbytes / max(1, item_bytes(op.results[0].dtype)) * work_bytes(op)
         picked, dear = self._picked_inside(i, step, nbytes), self._computed_inside(i, nbytes)
         if readers > 1 and not self._is_only_picked_from(i):
-            once, again = work, readers * work
+            once = again = 0
             # A GPU computes what is cheap while it loads what that is made of.
             is_cheap = (
                 self._sizes.platform == "gpu" and op is not None
@@ -923,7 +924,8 @@ class _Writer:
                 once += loaded
                 again += loaded * min(readers, len(others))
             is_turned = self._is_turned_over(i, sources, nbytes)
-            if is_turned or again > once + nbytes * (1 + readers):
+            pays = again + readers * work <= once + work + nbytes * (1 + readers)
+            if is_turned or not pays:
                 if self._sizes.platform == "gpu" and not is_turned:
                     self._weighed[self._line.makes[i][0]] = work, picked, is_cheap
                 return False

@@ -105,7 +105,7 @@ def piece_spans(stored: Stored) -> Mapping[str, Span]:
     end = max(0, len(kernels) - 1)
     spans: dict[str, Span] = {}
     for k, kernel in enumerate(kernels):
-        for name in (*kernel.reads, *kernel.makes):
+        for name in (*sorted(kernel.reads), *kernel.makes):
             first = spans[name][0] if name in spans else 0
             spans[name] = (k if name in kernel.makes else first, min(end, lives.last[name]))
     dying = lives.dying()

@@ -33,7 +33,7 @@ from autopar.cost.liveness import (
     piece_spans,
 )
 from autopar.cost.merged_products import AlikeProducts, products_alike, with_products_merged
-from autopar.cost.ops import begins_as_found, is_product
+from autopar.cost.ops import begins_as_found
 from autopar.cost.order import (
     ahead,
     along_rows,
@@ -52,7 +52,8 @@ from autopar.cost.trips import (
     Leaving,
     PieceTime,
     Unrolled,
-    able_to_cross,
+    crossing_kinds,
+    light_kernels,
     steady_trip,
     zeros_of,
 )
@@ -727,16 +728,10 @@ class _Walk:
     def _leaving(self, loop: Loop, flow: ControlFlow, b: int, body: Stored) -> Leaving:
         """The kernels of a scan that XLA runs in another trip."""
         block = loop.bodies[b]
-        is_light = [self._is_light(kernel.instruction(block)) for kernel in body.kernels]
-        able = able_to_cross(block, body.kernels, flow, b, is_light)
-        kinds = [k for k in PIPELINED_IN_TURN if k in self._pipelined and k in able.values()]
-        taken = kinds[: loop.runs - 1]
-        return Leaving.of(body.kernels, {k: kind for k, kind in able.items() if kind in taken})
-
-    def _is_light(self, step: ListingStep | None) -> bool:
-        if isinstance(step, LocalOp):
-            return not is_product(self._sizes.op(step.equation))
-        return not isinstance(step, Loop) and not (isinstance(step, Move) and step.collectives)
+        is_light = light_kernels(block, body.kernels, self._sizes)
+        kinds = self._pipelined
+        found, _ = crossing_kinds(block, body.kernels, flow, b, is_light, loop.runs, kinds)
+        return Leaving.of(body.kernels, found)
 
 
 def _cut_for_triton(body: Stored, slices: Mapping[str, int]) -> Stored:

@@ -29,14 +29,16 @@ def combined(stored: Stored) -> Stored:
     gone: set[int] = set()
     for group in _groups(stored):
         first, *others = group
-        kernel = kernels[first]
+        if not others:
+            continue
+        kernel, of_group = kernels[first], [stored.kernels[k] for k in group]
         gone.update(others)
         kernels[first] = replace(
             kernel,
-            makes=tuple(m for k in group for m in stored.kernels[k].makes),
-            reads=frozenset[str]().union(*(stored.kernels[k].reads for k in group)),
-            scratch_bytes=(
-                sum(stored.kernels[k].moved_bytes for k in group) if _is_all_reduce(kernel) else 0
+            makes=tuple(m for k in of_group for m in k.makes),
+            reads=frozenset[str]().union(*(k.reads for k in of_group)),
+            scratch_bytes=sum(
+                k.moved_bytes if _is_all_reduce(kernel) else k.scratch_bytes for k in of_group
             ),
         )
     if not gone:

@@ -47,10 +47,10 @@ from autopar.cost.siblings import Iteration, at_hand, by_item
 from autopar.cost.sizes import Sizes, product_dims
 from autopar.cost.sums import AddedSums, added_sums
 from autopar.cost.trips import (
-    PIPELINED_IN_TURN,
     PieceTime,
-    able_to_cross,
     collective_kind,
+    crossing_kinds,
+    light_kernels,
     repeats_work,
 )
 from autopar.cost.views import View, product_views
@@ -608,36 +608,29 @@ class _Timer:
         assert flow is not None
         for b, body in enumerate(loop.bodies):
             alone = self.block(body, entering(flow, loop, b, nbytes))
-            crossing = frozenset[int]()
+            found = frozenset[int]()
             if flow.kind == "scan" and loop.runs > 1:
-                crossing = self._crossing(alone, flow, b, loop.runs)
+                found = self._crossing(alone, flow, b, loop.runs)
+            if not found:
+                yield Trips(alone, loop.runs)
+                continue
             own = alone.streams
-            streams = in_two_streams(alone.kernels, own.spent, own.beside, alone.known, crossing)
-            if not crossing or streams.seconds.exposed >= own.seconds.exposed:
+            streams = in_two_streams(alone.kernels, own.spent, own.beside, alone.known, found)
+            if streams.seconds.exposed >= own.seconds.exposed:
                 yield Trips(alone, loop.runs)
                 continue
             yield Trips(alone, 1)
             yield Trips(replace(alone, streams=streams), loop.runs - 1)
 
     def _crossing(self, body: Timed, flow: ControlFlow, b: int, runs: int) -> frozenset[int]:
-        """The collectives of a scan's body that XLA runs beside another trip.
-
-        XLA takes one kind after the other, and each costs the loop a trip, which then stands before
-        or behind it: none is left alone.
-        """
-        beside, kernels = body.streams.beside, body.kernels
-        is_light = [
-            not is_beside and k not in body.bodies and k not in body.known.products
-            for k, is_beside in enumerate(beside)
-        ]
-        able = able_to_cross(body.block, kernels, flow, b, is_light)
+        """The collectives of a scan's body that XLA runs beside another trip."""
+        block, kernels = body.block, body.kernels
+        is_light = light_kernels(block, kernels, self._sizes)
         if "all-gather" in self._pipelined:
-            self.repeats_work |= repeats_work(body.block, kernels, flow, b, is_light)
-        found = {k: kind for k, kind in able.items() if beside[k] and kind in self._pipelined}
-        # As many kinds as there are trips to spare.
-        taken = [kind for kind in PIPELINED_IN_TURN if kind in found.values()]
-        self.is_short |= len(taken) >= runs
-        return frozenset(k for k, kind in found.items() if kind in taken[: runs - 1])
+            self.repeats_work |= repeats_work(block, kernels, flow, b, is_light)
+        found, is_short = crossing_kinds(block, kernels, flow, b, is_light, runs, self._pipelined)
+        self.is_short |= is_short
+        return frozenset(found)
 
 
 @dataclass(frozen=True)

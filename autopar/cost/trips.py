@@ -12,14 +12,16 @@ What it takes out of the loop its scheduler moves about among the step's other w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autopar.cost.kernels import OUTSIDE, Kernel, Pieces, Stored
+from autopar.cost.ops import is_product
 from autopar.cost.order import known_before
+from autopar.cost.sizes import Sizes
 from autopar.ir.control_flow import ControlFlow, PortKind
-from autopar.ir.listing import REDUCTIONS, Block, Loop, Move
+from autopar.ir.listing import REDUCTIONS, Block, ListingStep, LocalOp, Loop, Move
 
 _NONE: Pieces = frozenset()
 # The kinds that XLA for GPUs pipelines, in the order of its passes.
@@ -33,7 +35,40 @@ def collective_kind(block: Block, kernel: Kernel) -> str:
     return moved[kernel.part].kind if moved else ""
 
 
-def able_to_cross(
+def light_kernels(block: Block, kernels: Sequence[Kernel], sizes: Sizes) -> list[bool]:
+    """True for each kernel that is no product, collective or loop: it adds, casts or copies."""
+
+    def is_light(step: ListingStep | None) -> bool:
+        if isinstance(step, LocalOp):
+            op = sizes.op(step.equation)
+            return not is_product(op) and op.kind != "ragged_dot_general"
+        return not isinstance(step, Loop) and not (isinstance(step, Move) and step.collectives)
+
+    return [is_light(kernel.instruction(block)) for kernel in kernels]
+
+
+def crossing_kinds(
+    block: Block,
+    kernels: Sequence[Kernel],
+    flow: ControlFlow,
+    b: int,
+    is_light: Sequence[bool],
+    runs: int,
+    pipelined: Collection[str],
+) -> tuple[dict[int, str], bool]:
+    """The collectives of a scan's body that XLA runs in another trip, with their kinds.
+
+    XLA takes one of the `pipelined` kinds after the other, and each costs the loop a trip, which
+    then stands before or behind it: none is left alone. With them True if there are as many kinds
+    as trips, so that no trip is left for the last.
+    """
+    able = _able_to_cross(block, kernels, flow, b, is_light)
+    kinds = [k for k in PIPELINED_IN_TURN if k in pipelined and k in able.values()]
+    taken = kinds[: runs - 1]
+    return {k: kind for k, kind in able.items() if kind in taken}, len(kinds) >= runs
+
+
+def _able_to_cross(
     block: Block,
     kernels: Sequence[Kernel],
     flow: ControlFlow,

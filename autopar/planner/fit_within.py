@@ -10,7 +10,8 @@ over or under, up to an allowance that is known to be too much:
 
     over:      high = allowed,  next = allowed - over; twice the last step for the same plan again;
                less than the plan's own bytes, where they are known
-    under:     next = allowed + what is left, at most half way to high, if the limit costs seconds
+    under:     next = allowed + what is left, at most half way to high, if the limit costs seconds;
+               high is known from what is counted of a plan without a limit
 
 Those that plan within a limit, and what each counts:
 
@@ -88,18 +89,21 @@ def fit_within(
     `solve` gives the cheapest plan of which no more than so many bytes are counted, None where
     there is none; `first` is its answer for the limit itself, where that is known. `roomy` are
     plans made without a limit, the preferred first, and `lightest` those that hold the least:
-    neither is made before it is asked for. `counted` gives the bytes that `solve` counted of a
-    plan, where that is known: no allowance down to them has another plan.
+    neither is made before it is asked for. `counted` gives the bytes that `solve` counts of a
+    plan, where that is known: no allowance down to them has another plan, and none from those of a
+    plan without a limit on has a dearer one.
     """
     least = float("inf")
     # 1. A plan made without a limit may keep it.
     bound = float("inf")
+    over = list[T]()
     for plan in roomy:
         if plan is None:
             continue
         if fits(plan, limit_bytes):
             return Fit(plan, plan.peak_bytes)
         least, bound = min(least, plan.peak_bytes), min(bound, plan.cost * (1 + _CLOSE))
+        over.append(plan)
     # 2. The cheapest that keeps it as it is counted, and again with another allowance. A plan
     #    that costs no more than one without a limit is not bettered by more room.
     best: T | None = None
@@ -125,9 +129,12 @@ def fit_within(
             continue
         if best is None or found.seconds < best.seconds:
             best = found
+        if loosened == _LOOSENED or found.cost <= bound or left < limit_bytes // _LEFT:
+            break
+        if counted is not None:
+            high = min([high, *map(counted, over)])
         wider = min(allowed + left, (allowed + high) / 2)
-        worth = wider - allowed >= limit_bytes // _LEFT and found.cost > bound
-        if not worth or loosened == _LOOSENED:
+        if wider - allowed < limit_bytes // _LEFT:
             break
         allowed, loosened = int(wider), loosened + 1
     # 3. The last resort: so its bytes are a limit that will do.

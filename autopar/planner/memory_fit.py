@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -66,7 +65,6 @@ _WAITS = 0.1  # of a step's time, from which on it is looked around what it wait
 _MOVED = 4  # arguments that are looked around
 _WORTH_AROUND = 0.02  # of the seconds, that must be saved to give up the proof of the cheapest plan
 _NEXT_TO = 0.01  # the least sum: by how much more of it such a plan may cost and yet be listed
-_COUNTED = operator.attrgetter("counted_bytes")  # what the pass counted of a plan
 _HOPE = 2.0  # times the limit, what a plan may hold from which others are sought that keep it
 
 
@@ -211,7 +209,7 @@ class StepOnMesh:
         what the answer was allowed.
         """
         limit = self.context.request.budget_bytes
-        best = fit_within(limit, self.within, [roomy], None, light, tries, _COUNTED).best
+        best = fit_within(limit, self.within, [roomy], None, light, tries, self._counted).best
         if best is roomy:
             return best
         narrower = best.allowed_bytes if best is not None else None
@@ -220,6 +218,13 @@ class StepOnMesh:
             if waits is not None and fits(waits, limit):
                 return waits if best is None or _is_faster(waits, best) else best
         return best
+
+    def _counted(self, plan: MeshPlan) -> float:
+        """The bytes that the pass counts of a plan."""
+        if plan.allowed_bytes is not None and plan.allowed_bytes < NO_LIMIT_BYTES:
+            return plan.counted_bytes
+        case = self.case_of(plan, EVERY_BYTE)
+        return case.posed.assembled.problem.peak_bytes(case.chosen)
 
     def waiting(self, memory_bytes: int) -> MeshPlan | None:
         """The cheapest plan within a limit if every move is waited for; None where it is no other.
@@ -260,10 +265,7 @@ class StepOnMesh:
     @cached_property
     def _overcounted(self) -> float:
         """Bytes that the pass counts of the lightest plan over those it holds, but at least 1."""
-        sharding = self.lightest.sharding
-        posed = self.priced.within(EVERY_BYTE)
-        chosen = case_of(posed, sharding, sharding.reuse_gathered).chosen
-        return max(1.0, posed.assembled.problem.peak_bytes(chosen) / self.lightest.peak_bytes)
+        return max(1.0, self._counted(self.lightest) / self.lightest.peak_bytes)
 
     @property
     def least_argument_bytes(self) -> float:

@@ -183,6 +183,31 @@ def test_what_runs_as_one_has_all_its_operands_visited_before_the_rest() -> None
     assert [k.makes for k in combined(step).kernels] == [("P", "Q"), ("C", "D"), ("E",)]
 
 
+def test_a_collective_that_runs_alone_holds_what_it_held_beside_those_that_are_combined() -> None:
+    gather, reduce = ("all-gather", ("data",), "f32"), ("all-reduce", ("data",), "f32")
+    kernels = [
+        Kernel(k, (name,), frozenset(), scratch, group=group, moved_bytes=8)
+        for k, (name, group, scratch) in enumerate(
+            [
+                ("A", reduce, 0),
+                ("B", reduce, 0),
+                ("C", gather, 5),
+                ("D", ("all-reduce", ("model",), "f32"), 0),
+            ]
+        )
+    ]
+    step = Stored(tuple(kernels), dict.fromkeys("ABCD", 8), frozenset("ABCD"))
+    found = {k.makes: k.scratch_bytes for k in combined(step).kernels}
+    assert found == {("A", "B"): 16, ("C",): 5, ("D",): 0}
+
+
+def test_gathers_that_run_as_one_hold_what_each_makes_for_a_slice() -> None:
+    group = ("all-gather", ("data",), "")
+    kernels = [Kernel(k, (n,), frozenset(), 5, group=group) for k, n in enumerate("AB")]
+    step = Stored(tuple(kernels), dict.fromkeys("AB", 2), frozenset("AB"))
+    assert [k.scratch_bytes for k in combined(step).kernels] == [10]
+
+
 def test_one_that_is_too_large_is_passed_over() -> None:
     group = ("all-gather", ("data",), "f32")
     sizes = {"A": 2, "B": COMBINED_BYTES + 1, "C": 2, "D": COMBINED_BYTES - 3, "E": 1}

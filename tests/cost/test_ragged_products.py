@@ -16,6 +16,8 @@ from autopar.cost.memory import step_kernels
 from autopar.cost.prices import Prices, elementwise_seconds, kernel_seconds, product_seconds
 from autopar.cost.sizes import Sizes
 from autopar.cost.timeline import timed_listing
+from autopar.cost.trips import light_kernels
+from autopar.ir.listing import LocalOp
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.launch import compile_ahead
 from autopar.verifying.programs import programs_of
@@ -67,6 +69,20 @@ def as_run(step: Any, *args: Any) -> list[tuple[tuple[str, ...], set[str]]]:
     grouped = read_line(block, sizes).grouped
     rows = ((tuple(n for n in k.makes if n in grouped), k.reads & grouped.keys()) for k in kernels)
     return [(made, {*reads}) for made, reads in rows if made or reads]
+
+
+def test_a_ragged_product_is_no_light_work() -> None:
+    """So no gather of a loop is taken to the trip before with one that leads to it."""
+    (made,) = planned(forward).program.parts
+    sizes = Sizes(made.part.graph, ONE, "gpu")
+    timed = timed_listing(made.part.graph, made.listing, Prices(H100, ONE), sizes)
+    light = light_kernels(timed.block, timed.kernels, sizes)
+    kinds = [
+        sizes.op(step.equation).kind if isinstance(step, LocalOp) else ""
+        for step in (kernel.instruction(timed.block) for kernel in timed.kernels)
+    ]
+    assert "ragged_dot_general" in kinds
+    assert light == [kind != "ragged_dot_general" for kind in kinds]
 
 
 def test_gradients_of_groups_take_both_sides_by_groups() -> None:

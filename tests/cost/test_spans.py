@@ -2,7 +2,8 @@
 
 import pytest
 
-from autopar.cost.liveness import BlockSpans
+from autopar.cost.kernels import Kernel, Stored
+from autopar.cost.liveness import BlockSpans, piece_spans
 from autopar.cost.memory import held_bytes, held_spans
 from autopar.cost.sizes import Sizes
 from autopar.frontend import StepSpec, trace
@@ -15,6 +16,7 @@ from tests.cost.test_memory import graph_of as graph_text
 from tests.toys import TOYS
 
 WHOLE = MeshShape((), ())
+_NONE = frozenset[str]()
 
 
 def spans_of(graph: Graph) -> BlockSpans:
@@ -30,6 +32,14 @@ def test_fused_values_have_no_span() -> None:
     assert spans_of(graph).spans == {
         "%x": (0, 2), "%a": (0, 4), "%t": (1, 2), "%b": (2, 3), "%s": (3, 4), "%c": (4, 4),
     }  # fmt: skip
+
+
+def test_spans_come_in_an_order_that_no_hash_decides() -> None:
+    names = [f"%x{n}" for n in range(8)]
+    stored = Stored(
+        (Kernel(0, ("%y",), frozenset(names)),), dict.fromkeys([*names, "%y"], 1), _NONE
+    )
+    assert [*piece_spans(stored)] == [*names, "%y"]
 
 
 def test_a_fused_reader_keeps_its_source_until_it_runs() -> None:

@@ -71,6 +71,22 @@ def test_room_that_is_left_is_given_where_the_limit_costs_seconds() -> None:
     assert fit.best == FakePlan(1000, 3000 / 1400, cost=3000 / 1400)
 
 
+def test_no_more_room_is_asked_for_than_is_counted_of_the_plan_without_a_limit() -> None:
+    """From 1100 on the answer is that plan, which holds too much: half the way is no other."""
+    roomy = FakePlan(1050, 1.0, cost=1.0)
+    solver = Solver(lambda allowed: FakePlan(600, 2.0, cost=2.0) if allowed < 1100 else roomy)
+    fit = fit_within(1000, solver, [roomy], counted=lambda plan: 1100.0 if plan is roomy else 950.0)
+    assert solver.asked == [1000]
+    assert fit.best == FakePlan(600, 2.0, cost=2.0)
+
+
+def test_half_the_way_to_what_is_counted_of_the_plan_without_a_limit_is_tried() -> None:
+    roomy = FakePlan(1900, 1.0, cost=1.0)
+    solver = Solver(lambda allowed: FakePlan(allowed - 500, 2.0, cost=2.0))
+    fit_within(1000, solver, [roomy], counted=lambda plan: 1400.0 if plan is roomy else 950.0)
+    assert solver.asked == [1000, 1200]
+
+
 def test_no_more_room_is_asked_for_where_the_limit_costs_nothing() -> None:
     solver = Solver(lambda allowed: FakePlan(100, 1.0, cost=1.004))
     fit = fit_within(1000, solver, [FakePlan(2000, 1.0, cost=1.0)])
