@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
 from autopar.cluster import Cluster
-from autopar.cost.reshard import Resharder
 from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.graph import Graph
 from autopar.ir.sharding import MeshShape
@@ -79,7 +78,6 @@ class Setting:
     clock: Clock = field(default=lambda: 0.0, compare=False)
     weigh: Weigh = field(default=lambda graph, plan: 0.0, compare=False)
     watchers: tuple[Watcher, ...] = field(default=(), compare=False)
-    resharder: Resharder | None = field(default=None, compare=False)  # with what it has priced
     held: Mapping[str, Holding] = field(default_factory=_none, compare=False)
     partial_sums: bool = True
 

@@ -9,17 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from autopar.cost.memory import held_bytes
-from autopar.cost.sizes import Sizes
-from autopar.cost.timeline import Seconds, timed_listing
+from autopar.cost.timeline import Seconds
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
-from autopar.ir.graph import Graph
 from autopar.ir.listing import Listing
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Margin, Outcome, Recomputation, ShardingPlan, Status
 from autopar.ir.stages import Submesh
 from autopar.passes.base import NO_LIMIT_BYTES, AbstractSharding, Setting, Watcher
-from autopar.passes.lower.listing import lower_graph
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.diagnose.why import (
     Answer,
@@ -36,7 +32,7 @@ from autopar.passes.shard.optimal import EVERY_BYTE, MinMemory, Optimal, Priced,
 from autopar.passes.shard.recipes.incumbent import known_solution
 from autopar.passes.shard.solver.heuristic import light_answers
 from autopar.passes.shard.solver.problem import Problem, needed_bytes
-from autopar.planner.fit_within import TRIES, fit_within, fits
+from autopar.planner.fit_within import TRIES, Fit, fit_within, fits
 from autopar.planner.placed_stages import PlacedStages, SubmeshContext, place_whole
 from autopar.planner.remat import Form, LeanerForms, form_of
 from autopar.planner.request import Request, is_small
@@ -98,20 +94,8 @@ class MeshContext:
 
     def setting(self, memory_bytes: int) -> Setting:
         """The setting of passes here within a limit."""
-
-        def weigh(graph: Graph, plan: ShardingPlan) -> float:
-            resharder, op_shardings = self.tables.resharder, self.submesh.op_shardings
-            listing = lower_graph(graph, plan, resharder, op_shardings=op_shardings)
-            self.submesh.checker.check(graph, listing)
-            sizes = Sizes(graph, self.mesh, request.cluster.chip.platform)
-            timed = timed_listing(graph, listing, self.tables.prices, sizes)
-            return held_bytes(graph, listing, sizes, timed).peak_bytes
-
-        request = self.request
-        return replace(
-            request.setting(self.watchers, self.mesh), memory_bytes=memory_bytes,
-            pins=request.pins, weigh=weigh, resharder=self.tables.resharder,
-        )  # fmt: skip
+        setting = self.request.setting(self.watchers, self.mesh)
+        return replace(setting, memory_bytes=memory_bytes, pins=self.request.pins)
 
     def optimal(self) -> Optimal:
         """The pass that looks for the cheapest plan by the request's method."""
@@ -126,13 +110,17 @@ class StepOnMesh:
     """A form of the step on a mesh, priced once whatever is asked of it.
 
     Its plans are kept by their limit in bytes, with whether all moves are exposed and recipes told,
-    and the leaner forms of the step by the values that they make again.
+    the programs that were made of shardings in turn, and the leaner forms of the step by the values
+    that they make again.
     """
 
     context: MeshContext
     form: Form
     solved: dict[tuple[int, bool, bool], MeshPlan] = field(
         default_factory=lambda: dict[tuple[int, bool, bool], MeshPlan](), compare=False, repr=False
+    )
+    made: list[MeshPlan] = field(
+        default_factory=lambda: list[MeshPlan](), compare=False, repr=False
     )
     leaner: dict[tuple[str, ...], StepOnMesh] = field(
         default_factory=lambda: dict[tuple[str, ...], StepOnMesh](), compare=False, repr=False
@@ -199,6 +187,19 @@ class StepOnMesh:
             return self.cheapest(int(memory_bytes * self._overcounted))
         return None
 
+    def fit(
+        self,
+        roomy: Iterable[MeshPlan] = (),
+        light: Iterable[MeshPlan] = (),
+        tries: int = TRIES,
+    ) -> Fit[MeshPlan]:
+        """The cheapest plan within the limit, and the fewest bytes that any plan held.
+
+        `roomy` are plans without a limit, `light` those that hold little.
+        """
+        limit = self.context.request.budget_bytes
+        return fit_within(limit, self.within, roomy, None, light, tries, self._counted)
+
     def fitted(
         self, roomy: MeshPlan, light: Iterable[MeshPlan] = (), tries: int = TRIES
     ) -> MeshPlan | None:
@@ -209,7 +210,7 @@ class StepOnMesh:
         what the answer was allowed.
         """
         limit = self.context.request.budget_bytes
-        best = fit_within(limit, self.within, [roomy], None, light, tries, self._counted).best
+        best = self.fit([roomy], light, tries).best
         if best is roomy:
             return best
         narrower = best.allowed_bytes if best is not None else None
@@ -260,7 +261,12 @@ class StepOnMesh:
 
     def may_fit(self) -> bool:
         """True if the choices that hold least come near the limit: the pass counts no worse."""
-        return needed_bytes(self._unlimited) <= _NEAR * self.context.request.budget_bytes
+        return self.needed_bytes <= _NEAR * self.context.request.budget_bytes
+
+    @property
+    def needed_bytes(self) -> float:
+        """The bytes that any plan of the form holds at least, by what the pass counts."""
+        return needed_bytes(self._unlimited)
 
     @cached_property
     def _overcounted(self) -> float:
@@ -309,8 +315,8 @@ class StepOnMesh:
 
     def refusal(self) -> AutoparError:
         """Why there is no plan: what cannot be kept together, and which limit would do."""
-        context, recomputes = self.context, bool(self.form.recomputed.values)
-        setting = context.setting(context.request.budget_bytes)
+        recomputes = bool(self.form.recomputed.values)
+        setting = self._setting(self.context.request.budget_bytes)
         return self.optimal().refusal(self.form.graph, setting, recomputes)
 
     def light(self) -> Iterator[MeshPlan]:
@@ -337,13 +343,23 @@ class StepOnMesh:
         return self.solved[key]
 
     def _planned(self, shard: AbstractSharding, memory_bytes: int) -> MeshPlan:
-        setting = self.context.setting(memory_bytes)
+        setting = self._setting(memory_bytes)
         sharding = PassPipeline(shard=shard).shard_graph(self.form.graph, setting)
         return self.lowered(sharding, setting)
 
+    def _setting(self, memory_bytes: int) -> Setting:
+        """The setting of passes within a limit, which weigh a plan as its program is weighed."""
+        setting = self.context.setting(memory_bytes)
+        return replace(setting, weigh=lambda _, plan: self.lowered(plan, setting).peak_bytes)
+
     def lowered(self, sharding: ShardingPlan, setting: Setting) -> MeshPlan:
-        """The program of the form under a sharding."""
-        return MeshPlan(self.form, lower_stages(self.placed, (sharding,), setting))
+        """The program of the form under a sharding, which is made once."""
+        for known in self.made:
+            if known.sharding.shards_as(sharding):
+                is_told = known.outcome == sharding.outcome
+                return known if is_told else known.told_with(sharding.outcome)
+        self.made.append(MeshPlan(self.form, lower_stages(self.placed, (sharding,), setting)))
+        return self.made[-1]
 
 
 @dataclass(frozen=True)
@@ -414,10 +430,15 @@ class MeshPlan:
     @cached_property
     def leaner_forms(self) -> LeanerForms:
         """Forms of the step that keep less of it from the forward to the backward pass."""
-        whole = self.programs.whole
-        assert whole is not None
-        residuals = Residuals(self.form.graph, self.listing, whole.prices, whole.sizes, whole.timed)
-        return LeanerForms(residuals, self.peak_bytes)
+        key = self.peak_bytes, self.seconds
+        known = self.form.leaner.get(key)
+        if known is not None:
+            return known
+        whole, prices = self.programs.whole, self.programs.placed.contexts[0].tables.prices
+        read = (whole.sizes, whole.timed) if whole is not None else ()
+        residuals = Residuals(self.form.graph, self.listing, prices, *read)
+        forms = self.form.leaner[key] = LeanerForms(residuals, self.peak_bytes)
+        return forms
 
     def told(self, step: StepOnMesh, memory_bytes: int) -> MeshPlan:
         """The same with the recipes within a limit beside it, of the step in its form."""
@@ -648,7 +669,7 @@ def leanest(tried: TriedMesh) -> StepOnMesh:
         return step
     with suppress(InfeasibleError):
         lean = step.recomputing(recomputed)
-        return min((step, lean), key=lambda s: s.lightest.peak_bytes)
+        return min((step, lean), key=lambda s: s.needed_bytes)
     return step
 
 

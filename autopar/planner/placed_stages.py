@@ -180,7 +180,7 @@ class PlacedStages:
         context = self.contexts[submesh]
         return replace(
             given, cluster=context.cluster, mesh=context.mesh, pins=pins,
-            resharder=context.resharder, held=self.held_often(submesh),
+            held=self.held_often(submesh),
         )  # fmt: skip
 
     def stages_on(self, submesh: int) -> tuple[int, ...]:

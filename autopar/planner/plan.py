@@ -43,7 +43,6 @@ from autopar.passes.shard.model.read import Readings
 from autopar.planner.best_mesh import best_of, try_meshes
 from autopar.planner.companion import plan_companion, request_on, shared_state
 from autopar.planner.family import plan_family
-from autopar.planner.fit_within import fits
 from autopar.planner.memory_fit import MeshContext, StepOnMesh, leanest
 from autopar.planner.planned import Planned, make_plan
 from autopar.planner.remat import Form
@@ -229,7 +228,7 @@ def _with_microbatches(source: Source, request: Request) -> Iterator[str]:
 
 
 def _with_more_devices(lean: Form, request: Request) -> Iterator[str]:
-    """The fewest devices of the kind, in powers of two, on which the lightest plan of a form fits.
+    """The fewest devices of the kind, in powers of two, on which a plan of a form is found to fit.
 
     Where twice as many hold hardly less, no more do: what there is to shard by is used up.
     """
@@ -246,18 +245,17 @@ def _with_more_devices(lean: Form, request: Request) -> Iterator[str]:
         if wider is not None:  # pins may name its axes
             wider = replace(wider, sizes=(factor * wider.sizes[0], *wider.sizes[1:]))
         asked = replace(request, cluster=larger, memory_bytes=request.budget_bytes, mesh=wider)
-        found = None
         with suppress(AutoparError):  # pins that do not divide, say
             step = StepOnMesh(MeshContext.of(_meshes(asked)[0], asked), lean)
-            found = step.lightest if step.may_fit() else None
-        if found is None:
-            continue
-        if fits(found, asked.budget_bytes):
-            yield f"{larger.name} ({show_bytes(found.peak_bytes)} a device)"
-            return
-        if found.peak_bytes > _LESS * before:
-            return
-        before = found.peak_bytes
+            if not step.may_fit():
+                continue
+            found = step.fit(light=step.light())
+            if found.best is not None:
+                yield f"{larger.name} ({show_bytes(found.best.peak_bytes)} a device)"
+                return
+            if found.fewest_bytes > _LESS * before:
+                return
+            before = found.fewest_bytes
 
 
 def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from weakref import WeakValueDictionary
 
 from autopar.errors import PlanError, PlanMismatchError
 from autopar.frontend import TracedStep
@@ -24,11 +25,21 @@ class Form:
     """A step in the form in which it is planned and run, and what it recomputes.
 
     Where a plan is all that is left of the step there is no `trace`, and no other form to be made.
+    Meshes share the forms that are made of it, by the values that these make again, and what is
+    known of leaner ones, by what its plan there holds and takes: that is often the same plan.
     """
 
     trace: TracedStep | None
     graph: Graph
     recomputed: Recomputation = field(default_factory=Recomputation)
+    made: WeakValueDictionary[tuple[str, ...], Form] = field(
+        default_factory=lambda: WeakValueDictionary[tuple[str, ...], Form](),
+        init=False, compare=False, repr=False,
+    )  # fmt: skip
+    leaner: WeakValueDictionary[tuple[int, float], LeanerForms] = field(
+        default_factory=lambda: WeakValueDictionary[tuple[int, float], LeanerForms](),
+        init=False, compare=False, repr=False,
+    )  # fmt: skip
 
     @property
     def traced(self) -> TracedStep:
@@ -108,6 +119,9 @@ def form_of(plain: Form, recomputed: Recomputation, rules: RuleBook) -> Form:
     """The step that recomputes these values; raises PlanMismatchError where it has them not."""
     if not recomputed.values:
         return plain
+    known = plain.made.get(recomputed.values)
+    if known is not None:
+        return known if known.recomputed == recomputed else replace(known, recomputed=recomputed)
     unknown = _unknown(plain.traced, recomputed.values)
     if unknown:
         raise PlanMismatchError(
@@ -115,7 +129,9 @@ def form_of(plain: Form, recomputed: Recomputation, rules: RuleBook) -> Form:
             "does not make.\nPlan again for this step."
         )
     traced = rematerialize(plain.traced, recomputed.values)
-    return Form(traced, attach_rules(traced.graph, rules), recomputed)
+    form = Form(traced, attach_rules(traced.graph, rules), recomputed)
+    plain.made[recomputed.values] = form
+    return form
 
 
 def _unknown(traced: TracedStep, names: Sequence[str]) -> list[str]:
