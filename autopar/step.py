@@ -7,11 +7,12 @@ import importlib
 import json
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 from autopar.cluster import Cluster
@@ -29,6 +30,7 @@ from autopar.frontend import (
 )
 from autopar.frontend.compat import inside_transform, runs_uncompiled
 from autopar.frontend.trace.arguments import dynamic_arguments
+from autopar.frontend.trace.call import Signature
 from autopar.frontend.trace.objects import opened_state
 from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
@@ -153,9 +155,9 @@ class ParallelStep(Generic[P, R]):
         self._given, self._transport = plan, transport
         self._patience: float | Literal["auto"] | None = patience
         self._cache = cache
-        self._planned: dict[Hashable, Planned] = {}
-        self._running: dict[Hashable, _Running] = {}
-        self._constrained: dict[Hashable, Any] = {}
+        self._planned: dict[Signature, Planned] = {}
+        self._running: dict[Signature, _Running] = {}
+        self._constrained: dict[Signature, Any] = {}
         # Programs of two calls that reach the devices in another order on each wait for one
         # another for ever. A thread may come back while it plans: watchers ask for the plan.
         self._turn = threading.RLock()
@@ -195,6 +197,10 @@ class ParallelStep(Generic[P, R]):
             if self._trace_path is not None:
                 return cast("R", call.rebuild(self._recorded(running, call.leaves)))
             return cast("R", call.rebuild(running.executor(call.leaves)))
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """The step bound as a method, as functions and `jax.jit` are: `self` comes first."""
+        return self if instance is None else MethodType(self, instance)
 
     def _inline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The step as part of other code: of another parallel step, or of what JAX transforms."""
@@ -648,7 +654,7 @@ class ParallelStep(Generic[P, R]):
             traced = trace(call.spec, args, kwargs)
             request = self._wanted()
             source = Source.of(call.spec, args, kwargs, traced, request)
-            if (twin := self._twin(source, request)) is not None:
+            if (twin := self._twin(call, source, request)) is not None:
                 told.say("it is the step that was planned before, with other objects of the kind")
                 return twin
             if not wanted:
@@ -663,14 +669,16 @@ class ParallelStep(Generic[P, R]):
                 watcher.after("trace", self._spec, graph, time.perf_counter() - start)
             return self._agreed(source, request, watchers)
 
-    def _twin(self, source: Source, request: Request) -> Planned | None:
+    def _twin(self, call: Call, source: Source, request: Request) -> Planned | None:
         """The step as it was planned with other objects, where all that it runs is the same.
 
         An optimizer or an activation that is made anew holds other functions, which may do the
         same: that is known once the step is traced.
         """
-        for planned in self._planned.values():
+        for signature, planned in self._planned.items():
             traced = planned.source.traced
+            if signature.settings != call.signature.settings:  # it may be lowered otherwise
+                continue
             if planned.request.beside == request.beside and is_same_trace(traced, source.traced):
                 state = {traced.input_paths[i] for i in traced.state_inputs}
                 return replace(planned, source=source.with_state(state))
@@ -754,13 +762,18 @@ class ParallelStep(Generic[P, R]):
         types, constants = now.other_types(before), now.other_constants(before)
         found = [*types, *constants] or ["the structure of its arguments has changed"]
         remedy = (
-            "Drop the last, partial batch or fill it up; or compile for each shape before the "
-            f"loop, with {self.__name__}.compile(state, batch)."
-            if types or not constants
-            else "What is no array is part of the step. Make such objects once and pass the same "
+            "What is no array is part of the step. Make such objects once and pass the same "
             "ones at every call; where they differ on purpose, as in training and evaluation, "
             "this is the price, once for each."
         )
+        if types:
+            remedy = (
+                "Drop the last, partial batch or fill it up; or compile for each shape before the "
+                f"loop, with {self.__name__}.compile(state, batch)."
+            )
+        elif not constants and now.settings != before.settings:
+            found = ["JAX's settings have changed, as they do in `with jax.enable_x64(True):`"]
+            remedy = "Each set of them takes a program of its own, as under jax.jit."
         LOGGER.warning(
             "%s",
             bulleted(

@@ -89,14 +89,11 @@ def compile_parts(
         places.setdefault(key, {}).setdefault(source.program.part.submesh, []).append(i)
     alike = list(places.values())
     made: list[_Copies] = []
-    if len(alike) == 1:  # in this thread, whose settings of JAX the step may have been called under
-        made.append(_copies(sources, meshes, alike[0]))
-        told(1, 1)
-    else:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for copies in pool.map(lambda uses: _copies(sources, meshes, uses), alike):
-                made.append(copies)
-                told(len(made), len(alike))
+    # All are lowered in this thread, whose settings of JAX the step is called under.
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for copies in pool.map(_copies, (_lowered(sources, meshes, uses) for uses in alike)):
+            made.append(copies)
+            told(len(made), len(alike))
     programs = dict(_by_part(alike, made))
     compiled = sum(c.compiled for c in made)
     report = CompileReport(
@@ -123,23 +120,41 @@ def telling_options(options: CompilerOptions) -> Generator[None]:
         ) from error
 
 
-def _copies(
+@dataclass(frozen=True)
+class _Lowered:
+    """Equal parts that are lowered, with the devices of each submesh that runs them.
+
+    One program does for all, unless it needs to know its devices.
+    """
+
+    programs: tuple[Any, ...]
+    devices: tuple[tuple[Any, ...], ...]
+    options: CompilerOptions
+
+
+def _lowered(
     sources: Sequence[PartSource], meshes: Sequence[Mesh], uses: dict[int, list[int]]
-) -> _Copies:
-    """Compile these equal parts once for each submesh that runs them; they are lowered once."""
+) -> _Lowered:
     source = sources[next(iter(uses.values()))[0]]
-    shared: Any = None
+    found = [meshes[submesh] for submesh in uses]
+    if source.needs_devices:
+        programs = tuple(source.lower(mesh) for mesh in found)
+    else:
+        programs = (source.lower(found[0]),) * len(found)
+    devices = tuple(tuple(mesh.devices.flat) for mesh in found)
+    return _Lowered(programs, devices, source.options)
+
+
+def _copies(lowered: _Lowered) -> _Copies:
+    """Compile equal parts once, and for each submesh that cannot run what was compiled before."""
     portable: Portable | None = None
     programs: list[Any] = []
     compiled = 0
-    for submesh in uses:
-        devices = tuple(meshes[submesh].devices.flat)
+    for own, devices in zip(lowered.programs, lowered.devices, strict=True):
         program = portable.on(devices) if portable is not None else None
         if program is None:
-            if shared is None or source.needs_devices:
-                shared = source.lower(meshes[submesh])
-            with telling_options(source.options):
-                program = shared.compile(device_assignment=devices)
+            with telling_options(lowered.options):
+                program = own.compile(device_assignment=devices)
             compiled += 1
         portable = portable or Portable(program)
         programs.append(program)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from traceback import walk_tb
@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import clusters, compiler, core, distributed, source_info_util
+from jax._src import clusters, compiler, config, core, distributed, source_info_util
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import xla_client
 from jaxlib.version import __version__ as jaxlib_version
@@ -137,6 +137,11 @@ def compiler_options(plan: Iterable[tuple[str, bool | int | str]]) -> dict[str, 
     return named
 
 
+def trace_settings() -> Hashable:
+    """JAX's settings in this thread on which it depends what a function traces and lowers to."""
+    return config.trace_context()
+
+
 def inside_transform() -> bool:
     """True if JAX is tracing or transforming the code that asks, or is told not to compile it."""
     return not core.trace_state_clean() or runs_uncompiled()
@@ -144,14 +149,14 @@ def inside_transform() -> bool:
 
 def runs_uncompiled() -> bool:
     """True if `jax.disable_jit()` holds: everything is to run op by op."""
-    config: Any = jax.config
-    return bool(config.jax_disable_jit)
+    own: Any = jax.config
+    return bool(own.jax_disable_jit)
 
 
 def compilation_cache_folder() -> str | None:
     """The folder in which JAX keeps compiled programs, where one is set."""
-    config: Any = jax.config
-    return config.jax_compilation_cache_dir or None
+    own: Any = jax.config
+    return own.jax_compilation_cache_dir or None
 
 
 def buffers_of(array: Any) -> frozenset[int]:
@@ -219,7 +224,8 @@ def host_putter(shape: Sequence[int], dtype: Any, sharding: Any) -> Callable[[An
     put: Any = pxla.batched_device_put
 
     def laid(host: Any) -> jax.Array:
-        made: jax.Array = put(aval, sharding, [host[box] for box in boxes], devices)
+        with config.explicit_device_put_scope():  # for jax.transfer_guard
+            made: jax.Array = put(aval, sharding, [host[box] for box in boxes], devices)
         return made
 
     return laid

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from autopar.errors import ArgumentError, shown
+from autopar.frontend.compat import trace_settings
 from autopar.frontend.trace.arguments import (
     StepSpec,
     canonical_dtype,
@@ -24,13 +25,14 @@ from autopar.frontend.traced import TracedStep
 
 @dataclass(frozen=True)
 class CallFacts:
-    """The facts of a call that its trace depends on, by path: the types of arrays, and constants.
+    """The facts of a call that its program depends on: types of arrays, constants, JAX's settings.
 
-    It keeps no array of the call alive.
+    Types and constants are by path. It keeps no array of the call alive.
     """
 
     types: Mapping[str, str]
     constants: Mapping[str, Any]
+    settings: Hashable
 
     def other_types(self, before: CallFacts) -> list[str]:
         """The arrays that are of another type than before, such as "x is f32[8] and was f32[4]"."""
@@ -44,6 +46,16 @@ class CallFacts:
         return [_another(p, now, was) for p, now, was in pairs if now is not was and now != was]
 
 
+class Signature(NamedTuple):
+    """The types of a call's arguments, its constants, and JAX's settings in its thread.
+
+    A `with` block may change these for one thread.
+    """
+
+    arguments: Hashable
+    settings: Hashable
+
+
 @dataclass(frozen=True)
 class Call:
     """A call as trees of arrays, its arrays in order, and the signature that its trace depends on.
@@ -53,7 +65,7 @@ class Call:
 
     pure: PureCall
     leaves: tuple[Any, ...]
-    signature: Hashable
+    signature: Signature
 
     @property
     def spec(self) -> StepSpec:
@@ -71,11 +83,11 @@ class Call:
         return self.pure.kwargs
 
     def facts(self) -> CallFacts:
-        """The types of its arrays, and its constants."""
+        """The types of its arrays, its constants, and JAX's settings."""
         paths = leaf_paths(dynamic_arguments(self.spec, self.args, self.kwargs))
         pairs = zip(paths, map(_type_of, self.leaves), strict=True)
         types = {path: f"{dtype}{list(shape)}" for path, (shape, dtype) in pairs}
-        return CallFacts(types, dict(self.pure.constants()))
+        return CallFacts(types, dict(self.pure.constants()), self.signature.settings)
 
     def changes(self, traced: TracedStep) -> Iterator[str]:
         """The paths of what the step changes in place of nnx objects: arrays, static attributes."""
@@ -112,7 +124,7 @@ def read_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Ca
     extra = tuple((k, type(v), v) for k, v in sorted(kwargs.items()) if k not in named)
     if static or extra:
         check_hashes(spec, args, kwargs)
-    signature = (tree, types, static, extra, pure.token)
+    signature = Signature((tree, types, static, extra, pure.token), trace_settings())
     return Call(pure, tuple(leaves), signature)
 
 
