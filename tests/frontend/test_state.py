@@ -77,6 +77,60 @@ def test_targets_that_look_like_a_weight_are_no_state() -> None:
     assert paths(graph, Role.BATCH) == ["batch/x", "batch/y"]
 
 
+def test_what_a_prediction_leaves_of_the_batch_is_no_state() -> None:
+    def step(params: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            left = x - jnp.tanh(x @ params["w"] + params["b"])
+            return jnp.mean(left**2), left
+
+        (value, left), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value, left
+
+    graph = graph_of(step, W, shape(8, 8))
+    assert paths(graph, Role.STATE) == ["params/b", "params/w"]
+    assert paths(graph, Role.BATCH) == ["x"]
+
+
+def test_returns_made_of_rewards_and_ends_are_no_state() -> None:
+    def step(params: Any, batch: Any) -> Any:
+        def loss(params: Any) -> Any:
+            value = jnp.sum(batch["seen"] @ params["w"] + params["b"], -1)
+            reached = batch["reward"] + 0.9 * value * (1 - batch["done"])
+            return jnp.mean((value - jax.lax.stop_gradient(reached)) ** 2), reached
+
+        (value, reached), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), (value, reached)
+
+    batch = {"done": shape(6, 4), "reward": shape(6, 4), "seen": shape(6, 4, 8)}
+    graph = graph_of(step, W, batch)
+    assert paths(graph, Role.STATE) == ["params/b", "params/w"]
+
+
+def test_statistics_and_memories_that_no_gradient_changes_are_state() -> None:
+    def step(params: Any, mean: Any, memory: Any, teacher: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            hidden = x @ params["w"] + params["b"]
+            return jnp.mean((hidden @ memory - x @ teacher["w"] - teacher["b"]) ** 2), hidden
+
+        (value, hidden), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        mean = 0.9 * mean + 0.1 * jnp.mean(hidden, 0)
+        memory = jax.lax.dynamic_update_slice(memory, hidden[:2].T @ hidden[:2], (0, 0))
+        teacher = jax.tree.map(lambda t, p: 0.9 * t + 0.1 * p, teacher, new)
+        return new, mean, memory, teacher, value
+
+    graph = graph_of(step, W, shape(8), shape(8, 8), W, shape(16, 8))
+    assert paths(graph, Role.BATCH) == ["x"]
+
+
+def test_what_steps_on_without_gradients_is_state_however_it_is_read() -> None:
+    def step(x: Any, a: Any) -> Any:
+        left = x - a @ x
+        return left, jnp.sum(left**2)
+
+    assert paths(graph_of(step, shape(8), shape(8, 8)), Role.STATE) == ["x"]
+
+
 def test_state_may_stand_within_a_dict() -> None:
     def step(state: Any, batch: Any) -> Any:
         new, loss = _descend(state, batch)

@@ -68,9 +68,12 @@ def _common_extent(traced: TracedStep, found: Sequence[tuple[int, int]]) -> int:
     if len(extents) == 1:
         return int(extents.pop())
     if not found:
+        state = dict.fromkeys(traced.input_paths[i].partition("/")[0] for i in traced.state_inputs)
+        taken = f" State is what comes back: {', '.join(state)}." if state else ""
         raise BatchError(
             f"{traced.name} cannot be cut into microbatches: no argument of it that is given anew "
-            "at every step has an axis of rows. Give the batch as an argument of its own."
+            f"at every step has an axis of rows.{taken} Give the batch as an argument of its own, "
+            "or tell by state_argnums which arguments are state."
         )
     shown = [f"{traced.input_paths[i]}: {avals[i].str_short()}, axis {a}" for i, a in found]
     more = len(shown) - _SHOWN

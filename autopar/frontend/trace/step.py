@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -35,7 +36,7 @@ from autopar.frontend.trace.arguments import (
 from autopar.frontend.trace.graph import build, is_backward, structural_key
 from autopar.frontend.trace.inline import flatten
 from autopar.frontend.trace.written_out import CALLS
-from autopar.frontend.traced import FlatProgram, Ref, TracedStep, refs
+from autopar.frontend.traced import Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.graph import Graph
 from autopar.rules import HEAVY
 
@@ -82,9 +83,10 @@ def state_pairs(
 
     An argument looks like state where an output has its tree, shapes and dtypes and some leaf of
     it is made from the old one item by item: a prediction may have the batch's shape, but comes
-    from it through products. Keys need only depend on the old ones; a number that stands alone
-    is no state, as any loss looks like it. Raises ArgumentError where declared state does not
-    come back.
+    from it through products. What a training step tells of its data, such as what is left of it
+    after a prediction, is no state: `_Search._tells_of_data`. Keys need only depend on the old
+    ones; a number that stands alone is no state, as any loss looks like it. Raises ArgumentError
+    where declared state does not come back.
     """
     search = _Search(program, _pieces(outputs))
     pieces = list(_Piece([a.tree for a in arguments], 0).children())
@@ -149,28 +151,93 @@ class _Search:
 
     def _carries(self, piece: _Piece, output: _Piece) -> bool:
         kinds = list(map(type_of_leaf, piece.leaves))
-        pairs = zip(piece.range, output.range, kinds, strict=True)
         # A number that stands alone looks like any loss.
         if len(kinds) == 1 and not _is_key(kinds[0]) and math.prod(kinds[0][0]) == 1:
             return False
-        return any(self._comes_from(i, o, _is_key(kind)) for i, o, kind in pairs)
+        return any(
+            self._depends(i, o)
+            if _is_key(kind)
+            else self._comes_from(i, o) and not self._tells_of_data(piece, i, o)
+            for i, o, kind in zip(piece.range, output.range, kinds, strict=True)
+        )
 
-    def _comes_from(self, given: int, made: int, anyhow: bool) -> bool:
-        """True if the output is made from the input through values of its own shape alone."""
-        goal = self._program.outputs[made]
-        shape = self._program.input_avals[given].shape
-        # w' = w - lr * g comes from w through values of its shape; a prediction comes through
-        # products or look-ups, which mix the items of what they read.
+    def _depends(self, given: int, made: int) -> bool:
+        """True if the output is made from the input, however that may be."""
         reached: set[Ref] = {self._program.inputs[given]}
+        for equation in self._program.equations:
+            if not reached.isdisjoint(refs(equation.operands)):
+                reached.update(equation.results)
+        return self._is_in(made, reached)
+
+    def _comes_from(self, given: int, made: int) -> bool:
+        """True if the output is made from the input through values of its own shape alone."""
+        return self._is_in(made, self._reach(given)[0])
+
+    def _is_in(self, made: int, values: Set[Ref]) -> bool:
+        goal = self._program.outputs[made]
+        return isinstance(goal, int) and goal in values
+
+    def _reach(self, given: int) -> tuple[set[Ref], list[Equation]]:
+        """The values that are made from an input item by item, and the equations that read them.
+
+        w' = w - lr * g comes from w through values of its shape; a prediction comes through
+        products or look-ups, which mix the items of what they read.
+        """
+        shape = self._program.input_avals[given].shape
+        reached: set[Ref] = {self._program.inputs[given]}
+        readers: list[Equation] = []
         for equation in self._program.equations:
             if reached.isdisjoint(refs(equation.operands)):
                 continue
-            if anyhow:
-                reached.update(equation.results)
-            elif equation.primitive.name != "gather" and equation.primitive.name not in HEAVY:
+            readers.append(equation)
+            if not _mixes(equation):
                 results = zip(equation.results, equation.result_avals, strict=True)
                 reached.update(r for r, aval in results if getattr(aval, "shape", ()) == shape)
-        return goal in reached if isinstance(goal, int) else False
+        return reached, readers
+
+    def _tells_of_data(self, piece: _Piece, given: int, made: int) -> bool:
+        """True if a training step's output is rather made of its data than an update of state.
+
+        It is known before any gradient, as statistics are that are brought up to date, yet the
+        forward pass multiplies what it comes from, or it comes from more arrays of the kind:
+
+            left = x - f(x @ w)    reached = reward + v * (1 - done)
+
+        A memory is multiplied, too, but written into at some places.
+        """
+        if not self._after_backward or self._is_in(made, self._after_backward):
+            return False
+        reached, readers = self._reach(given)
+        if any(_writes_into(equation, reached) for equation in readers):
+            return False
+        if any(map(_mixes, readers)):
+            return True
+        known = {*piece.range, *(i for _, i in self.pairs)}
+        avals = self._program.input_avals
+        kind = avals[given].shape, avals[given].dtype
+        others = (i for i, a in enumerate(avals) if i not in known and (a.shape, a.dtype) == kind)
+        return any(self._comes_from(i, made) for i in others)
+
+    @cached_property
+    def _after_backward(self) -> Set[Ref]:
+        """The values that are made of some gradient."""
+        reached = set[Ref]()
+        for equation in self._program.equations:
+            if is_backward(equation) or not reached.isdisjoint(refs(equation.operands)):
+                reached.update(equation.results)
+        return reached
+
+
+def _mixes(equation: Equation) -> bool:
+    """True for products and look-ups, whose results are made of many items of what they read."""
+    return equation.primitive.name == "gather" or equation.primitive.name in HEAVY
+
+
+def _writes_into(equation: Equation, memory: Set[Ref]) -> bool:
+    """True if it writes into one of these values at some places."""
+    name, (first, *_) = equation.primitive.name, (*equation.operands, None)
+    writes = name == "dynamic_update_slice" or name.startswith("scatter")
+    return writes and isinstance(first, int) and first in memory
 
 
 def _is_key(kind: tuple[tuple[int, ...], str]) -> bool:
