@@ -212,6 +212,8 @@ class _Runner:
                 copies = step.copies
                 continue
             over, spec = step if isinstance(step, Sums) else ((), step)
+            if copies and over != laid.over:
+                laid, copies = laid._replace(array=lax.optimization_barrier(laid.array)), 0
             if copies:
                 laid, copies = self._apart(laid, spec, copies), 0
             elif over == laid.over:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import autopar
@@ -52,6 +54,37 @@ def test_the_exported_step_is_the_planned_one(combo: Combo, tmp_path: Path) -> N
     excused = EXCEPTIONS.get((combo.model, combo.method), frozenset())
     assert not [text for kind, text in gaps.items() if kind not in excused]
     assert not differing(leaves, plain)
+
+
+def test_what_is_summed_up_once_more_for_the_backward_pass_is_whole_there(tmp_path: Path) -> None:
+    """The branches of a cond end in terms, which each pass adds up for itself."""
+
+    def step(state: Any, batch: Any) -> Any:
+        def loss(state: Any) -> jax.Array:
+            def wide(x: Any) -> Any:
+                return (x @ state["up"]) @ state["down"]
+
+            def curved(x: Any) -> Any:
+                return jnp.sin(x @ state["up"]) @ state["down"]
+
+            hidden = jax.lax.cond(jnp.sum(batch) > 0, wide, curved, batch)
+            return jnp.mean((hidden @ state["out"] - batch) ** 2)
+
+        value, gradient = jax.value_and_grad(loss)(state)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, state, gradient), value
+
+    draw = np.random.default_rng(0).standard_normal
+    sizes = {"up": (16, 32), "down": (32, 16), "out": (16, 16)}
+    state = {name: draw(size, dtype=np.float32) for name, size in sizes.items()}
+    batch = draw((16, 16), dtype=np.float32)
+    plan = autopar.plan(
+        step, state, batch, cluster="8xcpu", mesh="2,4", method="fsdp+tp", remat=False
+    )
+    module = loaded(python_module(plan), tmp_path)
+    wanted = jax.jit(step)(state, batch)
+    found = module.parallelize(step, state, batch)(state, batch)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_it_runs_where_there_is_no_autopar(tmp_path: Path) -> None:
