@@ -11,6 +11,7 @@ from functools import cached_property
 
 from autopar.cost.timeline import Seconds
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
+from autopar.ir.graph import Graph
 from autopar.ir.listing import Listing
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Margin, Outcome, Recomputation, ShardingPlan, Status
@@ -349,8 +350,12 @@ class StepOnMesh:
 
     def _setting(self, memory_bytes: int) -> Setting:
         """The setting of passes within a limit, which weigh a plan as its program is weighed."""
+
+        def weigh(_: Graph, plan: ShardingPlan) -> float:
+            return self.lowered(plan, setting).peak_bytes
+
         setting = self.context.setting(memory_bytes)
-        return replace(setting, weigh=lambda _, plan: self.lowered(plan, setting).peak_bytes)
+        return replace(setting, weigh=weigh)
 
     def lowered(self, sharding: ShardingPlan, setting: Setting) -> MeshPlan:
         """The program of the form under a sharding, which is made once."""
@@ -434,9 +439,13 @@ class MeshPlan:
         known = self.form.leaner.get(key)
         if known is not None:
             return known
-        whole, prices = self.programs.whole, self.programs.placed.contexts[0].tables.prices
-        read = (whole.sizes, whole.timed) if whole is not None else ()
-        residuals = Residuals(self.form.graph, self.listing, prices, *read)
+        graph, whole = self.form.graph, self.programs.whole
+        if whole is not None:
+            sizes, timed = whole.sizes, whole.timed
+            residuals = Residuals(graph, self.listing, whole.prices, sizes, timed)
+        else:
+            prices = self.programs.placed.contexts[0].tables.prices
+            residuals = Residuals(graph, self.listing, prices)
         forms = self.form.leaner[key] = LeanerForms(residuals, self.peak_bytes)
         return forms
 
