@@ -217,13 +217,6 @@ class Prices:
             links[frozenset(axes)] = _Links(levels, tuple(level.joined for level in levels))
         object.__setattr__(self, "_links", links)
 
-    def links(self, axes: Sequence[str]) -> tuple[LinkLevel, ...]:
-        """The physical levels that a collective over `axes` crosses, innermost first.
-
-        Raises MeshError where an axis is not the mesh's.
-        """
-        return self._known(axes).alone
-
     def _known(self, axes: Sequence[str]) -> _Links:
         try:
             return self._links[frozenset(axes)]

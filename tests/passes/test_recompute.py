@@ -69,7 +69,6 @@ def test_no_more_layers_repeat_than_the_limit_asks_for_and_the_earliest_do() -> 
     assert level.again == {0, 1, 2}
     assert level.seconds == 3.0
     assert level.peak_bytes == 38.0
-    assert given.names(level.again) == ("%w0", "%w1", "%w2")
 
 
 def test_a_cut_is_weighed_once_whatever_limits_are_asked_for() -> None:

@@ -260,8 +260,11 @@ def _islands(problem: Problem, nodes: set[int]) -> Iterator[set[int]]:
             near[e.right].append(e.left)
     left = set(nodes)
     while left:
-        island = [min(left)]
-        for v in island:
-            island += [w for w in dict.fromkeys(near[v]) if w not in island]
-        left.difference_update(island)
-        yield set(island)
+        island, waiting = set[int](), [min(left)]
+        while waiting:
+            v = waiting.pop()
+            if v not in island:
+                island.add(v)
+                waiting += near[v]
+        left -= island
+        yield island

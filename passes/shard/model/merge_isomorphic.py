@@ -279,11 +279,6 @@ class Wiring:
         """Nodes from this on are outputs."""
         return len(self.graph.inputs) + len(self.graph.ops)
 
-    @property
-    def node_count(self) -> int:
-        """Inputs, ops and outputs."""
-        return self.first_output + len(self.graph.outputs)
-
 
 def wire(graph: Graph) -> Wiring:
     """The arrays of a graph; bodies of its ops are left out."""

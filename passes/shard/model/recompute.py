@@ -89,10 +89,6 @@ class Tradeoff:
         """Seconds of keeping all that is needed."""
         return self.cost(frozenset(), self._free)
 
-    def names(self, again: frozenset[int]) -> tuple[str, ...]:
-        """The values that these ops make again."""
-        return tuple(n for o in sorted(again) for n in self.repeats[o].names)
-
     @cached_property
     def reached(self) -> tuple[int, ...]:
         """Values that the backward pass needs, or might if others are made again."""

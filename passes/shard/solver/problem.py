@@ -59,7 +59,7 @@ class Copy:
     seconds: Floats  # [choices of left, choices of right] of the move: 0 where nothing moves
     nbytes: Floats  # that a move holds, as `seconds` or of one choice at one of the ends
 
-    @property
+    @cached_property
     def held(self) -> Floats:
         """[choices of left, choices of right] bytes."""
         return np.where(np.isfinite(self.seconds) & (self.seconds > 0), self.nbytes, 0.0)
