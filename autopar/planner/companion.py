@@ -19,7 +19,7 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.plan import Argument, Plan, leaf_arguments
-from autopar.ir.sharding_plan import Outcome, ShardingPlan, Status
+from autopar.ir.sharding_plan import Outcome, Status
 from autopar.ir.stages import Stage, StagePlan
 from autopar.passes.base import Setting, Watcher
 from autopar.passes.layer.follow_state import FollowState
@@ -28,8 +28,7 @@ from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.planned import Planned, make_plan
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import Source, batched
-from autopar.planner.stage_programs import lower_stages
-from autopar.planner.submesh_sharding import SubmeshSharder
+from autopar.planner.submesh_sharding import SubmeshPlan, SubmeshSharder, programs_of
 from autopar.schedule.table import stage_devices
 
 _FORWARD_ONLY = "forward-only"
@@ -72,13 +71,12 @@ def plan_companion(source: Source, request: Request, watchers: Sequence[Watcher]
     # 3. The sharding of each submesh, with the state as it lies there.
     placed = PlacedStages.of(batching, stages, request.cluster, options=request.compiler_options)
     asked = request.of_parts() if len(on) > 1 else request
-    shardings: list[ShardingPlan] = []
+    plans: list[SubmeshPlan] = []
     for k, joint in enumerate(placed.graphs):
         own = request_on(asked, joint.graph, shared, k)
-        found = SubmeshSharder(placed, own, setting).shard(k, partial_sums=False)
-        shardings.append(found.sharding)
+        plans.append(SubmeshSharder(placed, own, setting).shard(k, partial_sums=False))
     # 4. The programs, and what they take.
-    programs = lower_stages(placed, shardings, setting)
+    programs = programs_of(placed, plans, setting)
     timing = programs.timing
     outcome = Outcome(
         Status.FEASIBLE,

@@ -46,8 +46,8 @@ def check_plan(plan: Plan, traced: TracedStep) -> None:
 def _argument_faults(plan: Plan, traced: TracedStep) -> list[str]:
     planned = {a.path: (a.shape, a.dtype) for a in plan.arguments}
     here = {i.path: (i.value.shape, i.value.dtype) for i in traced.graph.inputs}
-    faults = [f"argument {p} is in the plan only" for p in planned if p not in here]
-    faults += [f"argument {p} is in the step only" for p in here if p not in planned]
+    faults = [f"{_named(p)} is in the plan only" for p in planned if p not in here]
+    faults += [f"{_named(p)} is in the step only" for p in here if p not in planned]
     for path in planned.keys() & here.keys():
         if planned[path] != here[path]:
             (old_shape, old), (new_shape, new) = planned[path], here[path]
@@ -56,6 +56,12 @@ def _argument_faults(plan: Plan, traced: TracedStep) -> list[str]:
                 f"{new}{list(new_shape)} here"
             )
     return sorted(faults)
+
+
+def _named(path: str) -> str:
+    """An argument, or an array that the step's code refers to, in words."""
+    own = path.startswith("const/")
+    return f"{path}, an array from outside of the step," if own else f"argument {path}"
 
 
 def check_cluster(plan: Plan, cluster: Cluster) -> None:

@@ -26,9 +26,9 @@ from autopar.passes.stage.search import Ranked
 from autopar.planner.placed_stages import PlacedStages, SubmeshContexts
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import LayerPrograms, SlicedStep, Source, slice_step
-from autopar.planner.stage_programs import StagePrograms, lower_stages
+from autopar.planner.stage_programs import StagePrograms
 from autopar.planner.stage_table import stage_table
-from autopar.planner.submesh_sharding import StageMemoryError, SubmeshSharder
+from autopar.planner.submesh_sharding import StageMemoryError, SubmeshSharder, programs_of
 from autopar.schedule.table import SCHEDULES
 
 
@@ -329,12 +329,8 @@ def build_stages(
     slowest = max(order, key=lambda k: plans[k].seconds)
     if not partial_sums[slowest]:
         plans[slowest] = sharder.quickened(slowest, plans[slowest])
-    listings = {n: y for plan in plans.values() for n, y in plan.listings.items()}
-    shardings = [plans[k].sharding for k in range(len(peaks))]
-    programs = lower_stages(placed, shardings, setting, listings)
-    costs = {s: c for k in plans for s, c in zip(placed.stages_on(k), plans[k].costs, strict=True)}
-    priced = replace(programs, priced=tuple(costs[s] for s in range(len(costs))))
-    return priced.lowered_by(request.passes.lower, setting)
+    programs = programs_of(placed, [plans[k] for k in range(len(peaks))], setting)
+    return programs.lowered_by(request.passes.lower, setting)
 
 
 def _stage_plan(

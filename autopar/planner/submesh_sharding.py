@@ -34,7 +34,7 @@ from autopar.passes.shard.solver.effort import QUICK
 from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Request, is_small, pins_on
-from autopar.planner.stage_programs import cost_stage
+from autopar.planner.stage_programs import StagePrograms, cost_stage, lower_stages
 
 
 @dataclass(frozen=True)
@@ -442,3 +442,18 @@ class SubmeshSharder:
             submesh,
             needed,
         )
+
+
+def programs_of(
+    placed: PlacedStages, plans: Sequence[SubmeshPlan], setting: Setting
+) -> StagePrograms:
+    """The programs of stages whose submeshes are sharded so, in order, with what they were priced.
+
+    Raises LoweringError where a part cannot be lowered.
+    """
+    listings = {n: listing for plan in plans for n, listing in plan.listings.items()}
+    programs = lower_stages(placed, [plan.sharding for plan in plans], setting, listings)
+    costs = dict[int, StageCost]()
+    for k, plan in enumerate(plans):
+        costs.update(zip(placed.stages_on(k), plan.costs, strict=True))
+    return replace(programs, priced=tuple(costs[s] for s in range(len(costs))))

@@ -102,8 +102,8 @@ _REASONS: Mapping[Why, tuple[type[BatchError], str, str]] = {
     ),
     Why.LOOPED: (
         BatchStatisticError,
-        "a statistic of the batch is used inside a loop (scan) that makes it",
-        "Unroll the loop, or use statistics of one row (LayerNorm, GroupNorm).",
+        "a statistic of the batch is used inside the loop that makes it",
+        "Use statistics of one row (LayerNorm, GroupNorm), or write the trips of a short scan out.",
     ),
     Why.STATISTIC: (
         BatchStatisticError,

@@ -192,8 +192,9 @@ def _check_stages(table: StageTable, families: Sequence[Family], stages: int) ->
             ", ".join(str(table.submeshes[submesh]) for submesh in family) for family in families
         )
         raise InfeasibleError(
-            f"the {every} devices of {table.cluster.name} do not make {stages} stages of {blocks}; "
-            f"numbers of stages that do: {', '.join(map(str, counts))}"
+            f"the {every} devices of {table.cluster.name} cannot be parted among {stages} stages, "
+            f"of which each takes some of these many: {blocks}; numbers of stages that can: "
+            f"{', '.join(map(str, counts))}"
         )
 
 

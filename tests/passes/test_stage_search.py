@@ -294,7 +294,7 @@ def test_joined_layers_stay_on_one_stage() -> None:
     ("cluster", "wanted", "text"),
     [
         ("8xcpu", Wanted(stages=9), "9 stages need as many layers, and there are 8; .* at most 8"),
-        ("2xcpu", Wanted(stages=3), "the 2 devices of 2xcpu do not make 3 stages of 1, 2"),
+        ("2xcpu", Wanted(stages=3), "the 2 devices of 2xcpu cannot be parted among 3 stages"),
         (
             "2x3xcpu",
             Wanted(stages=3),
