@@ -152,7 +152,9 @@ def _plan_on(
     if best is None and fastest < math.inf:
         raise InfeasibleError("no plan of one program was found that may be as fast")
     if best is None:
-        step = leanest(tried[0]) if 0 in tried else StepOnMesh(contexts[0], source.plain)
+        # What would do is told of the mesh on which a plan came nearest.
+        nearest = min(tried.values(), key=lambda t: t.nearest_bytes, default=None)
+        step = leanest(nearest) if nearest else StepOnMesh(contexts[0], source.plain)
         error = step.refusal()
         if remedies is None or not isinstance(error, MemoryLimitError):
             raise error
