@@ -32,7 +32,7 @@ from autopar.passes.shard.model.residuals import Residuals
 from autopar.passes.shard.optimal import EVERY_BYTE, MinMemory, Optimal, Priced, plan_of
 from autopar.passes.shard.recipes.incumbent import known_solution
 from autopar.passes.shard.solver.heuristic import light_answers
-from autopar.passes.shard.solver.problem import Problem, needed_bytes
+from autopar.passes.shard.solver.problem import Problem
 from autopar.planner.fit_within import TRIES, Fit, fit_within, fits
 from autopar.planner.placed_stages import PlacedStages, SubmeshContext, place_whole
 from autopar.planner.remat import Form, LeanerForms, form_of
@@ -267,7 +267,7 @@ class StepOnMesh:
     @property
     def needed_bytes(self) -> float:
         """The bytes that any plan of the form holds at least, by what the pass counts."""
-        return needed_bytes(self._unlimited)
+        return self._unlimited.needed_bytes
 
     @cached_property
     def _overcounted(self) -> float:

@@ -30,7 +30,7 @@ from autopar.passes.shard.recipes.incumbent import (
     restrictions,
 )
 from autopar.passes.shard.solver.effort import FULL, Effort
-from autopar.passes.shard.solver.heuristic import fits_nowhere, min_memory
+from autopar.passes.shard.solver.heuristic import min_memory
 from autopar.passes.shard.solver.problem import Problem
 from autopar.passes.shard.solver.solve import Solution, Start, solve
 
@@ -146,7 +146,7 @@ class Optimal(AbstractSharding):
 
         priced, posed = setting.watched("build", given, build)
         widest = replace(posed.assembled.problem, limit_bytes=max(limits))
-        if not self.explain and fits_nowhere(widest):
+        if not self.explain and widest.fits_nowhere:
             raise self._in_brief(setting)
         return self._plans(given, setting, priced, posed, limits)
 
@@ -185,7 +185,7 @@ class Optimal(AbstractSharding):
     def _answer(self, priced: Priced, posed: Posed) -> tuple[tuple[Margin, ...], Solution]:
         """The recipes, where they are not what is asked for, and an answer no dearer than they."""
         problem = posed.assembled.problem
-        free = not self.effort.quick and isinstance(self.recipe, Free) and not fits_nowhere(problem)
+        free = not self.effort.quick and isinstance(self.recipe, Free) and not problem.fits_nowhere
 
         def incumbent() -> Incumbent:
             return priced.incumbent(posed, self.all_exposed) if free else Incumbent()
@@ -221,7 +221,7 @@ class Optimal(AbstractSharding):
             return None
         priced = self.priced_step(given, setting)
         posed = priced.within(setting.memory_bytes, self.all_exposed)
-        if fits_nowhere(posed.assembled.problem):
+        if posed.assembled.problem.fits_nowhere:
             return None
         return posed, priced.incumbent(posed, self.all_exposed)
 
@@ -320,7 +320,7 @@ def _answers(limit_bytes: float, solution: Solution, problem: Problem) -> bool:
 
 def _solved(problem: Problem, start: Start, effort: Effort) -> Solution:
     """The cheapest assignment that fits, or what holds the least if nothing else was found."""
-    if fits_nowhere(problem):
+    if problem.fits_nowhere:
         nothing = known_solution(problem, (), "No assignment fits.")
         return replace(nothing, proven_infeasible=True)
     solution = solve(problem, start, effort)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from autopar.errors import InfeasibleError, MemoryLimitError, PinError, bulleted
 from autopar.ir.text import limit_gib, show_bytes
 from autopar.passes.base import Setting
@@ -200,22 +198,14 @@ def _advice(named: Sequence[Culprit], enough: float, asked: str, has_bytes: int)
 
 def _unsharded(posed: Posed) -> float:
     """The most that would be held at once if nothing was cut up."""
-    problem = posed.assembled.problem
-    most = np.zeros(problem.horizon + 1)
-    for usage in problem.usages:
-        most[usage.first] += usage.nbytes.max()
-        most[usage.last + 1] -= usage.nbytes.max()
-    return float(np.cumsum(most).max())
+    most = posed.assembled.problem.over_time(lambda u: u.nbytes.max())
+    return float(most.max(initial=0.0))
 
 
 def _largest(posed: Posed) -> Iterator[str]:
     """The values held when the smallest choices hold the most, the largest first."""
     problem, decisions = posed.assembled.problem, posed.reading.decisions
-    least = np.zeros(problem.horizon + 1)
-    for usage in problem.usages:
-        least[usage.first] += usage.nbytes.min()
-        least[usage.last + 1] -= usage.nbytes.min()
-    worst = int(np.cumsum(least)[:-1].argmax())
+    worst = int(problem.over_time(lambda u: u.nbytes.min()).argmax())
     live = [u for u in problem.usages if u.first <= worst <= u.last]
     live.sort(key=lambda u: (-float(u.nbytes.min()), -float(u.nbytes.max()), u.node))
     for usage in live[:_SHOWN]:

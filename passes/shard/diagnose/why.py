@@ -18,7 +18,7 @@ from autopar.passes.shard.optimal import plan_of
 from autopar.passes.shard.recipes.incumbent import known_solution
 from autopar.passes.shard.solver.effort import QUICK, Effort
 from autopar.passes.shard.solver.heuristic import min_memory
-from autopar.passes.shard.solver.problem import Floats, Narrowed, Problem, narrow, needed_bytes
+from autopar.passes.shard.solver.problem import Floats, Narrowed, Problem, narrow
 from autopar.passes.shard.solver.solve import solve
 
 _ENTRIES = 2_000_000  # of all the tables looked at for one question
@@ -174,7 +174,7 @@ def cheapest_with(case: Case, fixed: Mapping[int, int], limit_bytes: float) -> A
     is_bound = bool(choice) and not within.fits(choice)
     if is_bound:
         choice = _within(within, start)
-    needed = needed_bytes(within)
+    needed = within.needed_bytes
     if not choice:
         return Answer((), float("inf"), needed, is_bound)
     choice = narrowed.restore(choice)
@@ -199,7 +199,7 @@ def _nearest(case: Case, found: Answer, node: int) -> Answer:
 
 def _within(problem: Problem, start: tuple[int, ...]) -> tuple[int, ...]:
     """A good assignment that fits, () where none is found."""
-    if needed_bytes(problem) > problem.limit_bytes * (1 + 1e-9):
+    if problem.fits_nowhere:
         return ()
     with np.errstate(over="ignore"):  # prices rise without end where nothing fits
         found = solve(problem, lambda: start, Effort(work=_WORK)).choice

@@ -20,7 +20,7 @@ from autopar.passes.shard.model.decisions import Choice, Reading
 from autopar.passes.shard.recipes import RECIPES, AbstractRecipe
 from autopar.passes.shard.recipes.recipe import Choices
 from autopar.passes.shard.solver.heuristic import first_choice, min_memory
-from autopar.passes.shard.solver.problem import Problem, narrow, needed_bytes
+from autopar.passes.shard.solver.problem import Problem, narrow
 from autopar.passes.shard.solver.solve import Solution
 
 Solve = Callable[[Problem], tuple[int, ...]]  # an assignment that fits, or ()
@@ -122,9 +122,9 @@ def _positions(options: Sequence[Choice], kept: Sequence[Choice]) -> Indices:
 def _solved(problem: Problem, left: Sequence[Indices], solve: Solve) -> tuple[tuple[int, ...], str]:
     """An assignment and how good it is, or () and why there is none."""
     narrowed = narrow(problem, left)
-    needed = needed_bytes(narrowed.problem)
-    if needed > problem.limit_bytes * (1 + 1e-9):
-        return (), f"does not fit: needs at least {show_bytes(needed)}"
+    if narrowed.problem.fits_nowhere:
+        needed = show_bytes(narrowed.problem.needed_bytes)
+        return (), f"does not fit: needs at least {needed}"
     choice = solve(narrowed.problem)
     if choice:
         return narrowed.restore(choice), "found"

@@ -33,7 +33,6 @@ from autopar.passes.shard.solver.problem import (
     Ints,
     Problem,
     forbidden_cost,
-    needed_bytes,
     starts,
 )
 from autopar.passes.shard.solver.shrink import shrink
@@ -75,7 +74,7 @@ def first_answer(problem: Problem, prices: int = 5) -> FirstAnswer:
         return FirstAnswer(choice, found.seconds, bound)
     best: tuple[int, ...] = ()
     seconds, low, worth = float("inf"), 0.0, 0.0
-    rows = _worst_rows(problem.held_bytes(found.choice), problem.limit_bytes)
+    rows = problem.worst_times(found.choice)
     weights = _bytes_at(problem, rows)
     high = _FIRST_SHARE * found.seconds / max(problem.peak_bytes(found.choice), 1.0)
     for _ in range(prices):
@@ -100,13 +99,6 @@ def first_choice(problem: Problem) -> tuple[int, ...]:
     small = shrink(problem)
     choice = first_answer(small.problem).choice if small.possible else ()
     return small.restore(choice) if choice else ()
-
-
-def _worst_rows(held: Floats, limit_bytes: float) -> list[int]:
-    """The times that are most over the limit, one of each quarter of the step."""
-    parts = [part for part in np.array_split(np.arange(len(held)), 4) if len(part)]
-    worst = [int(part[held[part].argmax()]) for part in parts]
-    return [t for t in worst if held[t] > limit_bytes]
 
 
 def _bytes_at(problem: Problem, times: Sequence[int]) -> list[Floats]:
@@ -189,7 +181,7 @@ class _Sweeps:
         choice = np.arange(len(self._usage)) - self._bytes_at[self._usage]
         self._usage_to = self._first[self._user][self._usage] + choice  # among n
         self._horizon = problem.horizon
-        self._most = problem.limit_bytes * (1 + 1e-9)
+        self._most = problem.most_bytes
 
     def mend(self, choice: Ints, growth: float) -> Ints | None:
         """Make the bytes of rows over the limit dearer, round by round, until none is."""
@@ -290,7 +282,7 @@ def min_memory(problem: Problem, copies: Sequence[Copy] = ()) -> Least:
     Each round the times that were highest weigh more. Where nodes cannot be taken one by one, for
     a move between two choices may be impossible or hold a copy, they are weighed together.
     """
-    bound = needed_bytes(problem)
+    bound = problem.needed_bytes
     weight = np.ones(max(problem.horizon, 1))
     best: tuple[int, ...] = ()
     least, stale = float("inf"), 0
@@ -327,11 +319,6 @@ def light_answers(problem: Problem, copies: Sequence[Copy]) -> tuple[tuple[int, 
     copied = min_memory(problem, copies).choice
     limits = (replace(problem, limit_bytes=least.nbytes * n * _SURE) for n in _ROOM)
     return (least.choice, copied, *(c for p in limits if (c := first_answer(p).choice)))
-
-
-def fits_nowhere(problem: Problem) -> bool:
-    """True if no assignment keeps the limit, by the bound alone."""
-    return needed_bytes(problem) > problem.limit_bytes * _SURE
 
 
 def _lightest(problem: Problem, weight: Floats, copies: Sequence[Copy]) -> tuple[int, ...]:

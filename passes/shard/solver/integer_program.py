@@ -130,7 +130,7 @@ def solve_integer_program(
             bound = max(bound, answer.bound_seconds)
         if not answer.choice or problem.fits(answer.choice):
             return replace(answer, bound_seconds=bound)
-        fresh = [t for t in _worst_times(problem, answer.choice) if t not in held]
+        fresh = [t for t in problem.worst_times(answer.choice) if t not in held]
         if not fresh:  # by the solver's tolerance: the limit is drawn in
             margin = max(10 * margin, _FIRST_MARGIN)
             if margin > _MOST_MARGIN:
@@ -139,14 +139,6 @@ def solve_integer_program(
         if left is not None and left <= 0:
             break
     return Integer((), bound)
-
-
-def _worst_times(problem: Problem, choice: Sequence[int]) -> list[int]:
-    """The worst time of each quarter of the step that is over the limit."""
-    held = problem.held_bytes(choice)
-    parts = [part for part in np.array_split(np.arange(len(held)), 4) if len(part)]
-    worst = [int(part[held[part].argmax()]) for part in parts]
-    return [t for t in worst if held[t] > problem.limit_bytes * (1 + 1e-9)]
 
 
 class _Model:

@@ -13,7 +13,7 @@ the parts of the solver that run as machine code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -84,14 +84,33 @@ class Problem:
         nodes = sum(float(c[i]) for c, i in zip(self.costs, choice, strict=True))
         return nodes + sum(float(e.table[choice[e.left], choice[e.right]]) for e in self.edges)
 
+    def over_time(self, nbytes: Callable[[Usage], float]) -> Floats:
+        """Bytes held at each time, by those of each usage."""
+        change = np.zeros(self.horizon + 1)
+        for usage in self.usages:
+            held = nbytes(usage)
+            change[usage.first] += held
+            change[usage.last + 1] -= held
+        return np.cumsum(change)[:-1]
+
     def held_bytes(self, choice: Sequence[int]) -> Floats:
         """Bytes held at each time under an assignment."""
-        change = np.zeros(self.horizon + 1)
-        for u in self.usages:
-            held = u.nbytes[choice[u.node]]
-            change[u.first] += held
-            change[u.last + 1] -= held
-        return np.cumsum(change)[:-1]
+        return self.over_time(lambda u: u.nbytes[choice[u.node]])
+
+    @cached_property
+    def needed_bytes(self) -> float:
+        """A bound on the peak of any assignment: at each time every node at its smallest."""
+        return float(self.over_time(lambda u: float(u.nbytes.min())).max(initial=0.0))
+
+    @property
+    def most_bytes(self) -> float:
+        """The limit, up to rounding."""
+        return self.limit_bytes * (1 + 1e-9)
+
+    @property
+    def fits_nowhere(self) -> bool:
+        """True if no assignment keeps the limit, by the bound alone."""
+        return self.needed_bytes > self.most_bytes
 
     def peak_bytes(self, choice: Sequence[int]) -> float:
         """The most that is ever held."""
@@ -100,7 +119,14 @@ class Problem:
 
     def fits(self, choice: Sequence[int]) -> bool:
         """True if the limit is kept, up to rounding."""
-        return self.peak_bytes(choice) <= self.limit_bytes * (1 + 1e-9)
+        return self.peak_bytes(choice) <= self.most_bytes
+
+    def worst_times(self, choice: Sequence[int]) -> list[int]:
+        """The worst time of each quarter of the step that is over the limit."""
+        held = self.held_bytes(choice)
+        parts = [part for part in np.array_split(np.arange(len(held)), 4) if len(part)]
+        worst = [int(part[held[part].argmax()]) for part in parts]
+        return [t for t in worst if held[t] > self.most_bytes]
 
 
 @dataclass(frozen=True)
@@ -124,16 +150,6 @@ def narrow(problem: Problem, left: Sequence[Ints]) -> Narrowed:
     )
     usages = tuple(Usage(u.node, u.first, u.last, u.nbytes[left[u.node]]) for u in problem.usages)
     return Narrowed(replace(problem, costs=costs, edges=edges, usages=usages), tuple(left))
-
-
-def needed_bytes(problem: Problem) -> float:
-    """A bound on the peak of any assignment: at each time every node at its smallest."""
-    change = np.zeros(problem.horizon + 1)
-    for usage in problem.usages:
-        held = float(usage.nbytes.min())
-        change[usage.first] += held
-        change[usage.last + 1] -= held
-    return float(np.cumsum(change).max())
 
 
 # -- the same as flat arrays -----------------------------------------------------------------------

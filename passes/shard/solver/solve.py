@@ -29,7 +29,7 @@ from autopar.passes.shard.solver.effort import (
     WorkMeter,
 )
 from autopar.passes.shard.solver.heuristic import first_answer, mended_answers
-from autopar.passes.shard.solver.problem import Problem, needed_bytes, to_csr
+from autopar.passes.shard.solver.problem import Problem, to_csr
 from autopar.passes.shard.solver.shrink import shrink
 
 _PROVEN = 1e-5  # of the seconds, the gap at which an answer counts as the best
@@ -195,7 +195,7 @@ class _Search:
 
     def branch(self) -> None:
         """Step 2: the best of a narrow graph."""
-        if needed_bytes(self._problem) > self._problem.limit_bytes * (1 + 1e-9):
+        if self._problem.fits_nowhere:
             self.infeasible = True
         elif len(self._problem.edges) <= _GUESSED_EDGES:  # else it is not narrow
             labels = _QUICK_LABELS if self._effort.quick else LABELS
