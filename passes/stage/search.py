@@ -189,11 +189,11 @@ def _check_stages(table: StageTable, families: Sequence[Family], stages: int) ->
     counts = sorted(set[int]().union(*(_stage_counts(family, every) for family in families)))
     if stages not in counts:
         blocks = "; ".join(
-            ", ".join(str(table.submeshes[submesh]) for submesh in family) for family in families
+            " or ".join(str(table.submeshes[submesh]) for submesh in family) for family in families
         )
         raise InfeasibleError(
             f"the {every} devices of {table.cluster.name} cannot be parted among {stages} stages, "
-            f"of which each takes some of these many: {blocks}; numbers of stages that can: "
+            f"where one may have {blocks}; numbers of stages that can be had: "
             f"{', '.join(map(str, counts))}"
         )
 

@@ -298,7 +298,7 @@ def test_joined_layers_stay_on_one_stage() -> None:
         (
             "2x3xcpu",
             Wanted(stages=3),
-            "cannot be parted among 3 stages .* that can: 1, 2, 4, 6",
+            "cannot be parted among 3 stages, .* that can be had: 1, 2, 4, 6",
         ),
         ("8xcpu", Wanted(microbatches=5), "5 microbatches cannot be had; .* goes into 4, 11"),
         ("8xcpu", Wanted(schedule="zb-v"), "schedule 'zb-v' cannot run this step; it allows 1f1b"),
