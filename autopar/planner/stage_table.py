@@ -17,7 +17,7 @@ the order of their devices, so that those of several hosts are judged by those o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -521,6 +521,15 @@ class LayerProfiler:
                     layers = now
                     yield self._variant(rows, sizes, sums, layers, programs.homes)
 
+    def _alike(self, layers: Iterable[int], rows: int, others: int) -> bool:
+        """True if the rules of layers' ops have the same dims at two sizes of microbatch."""
+
+        def dims(layer: int, rows: int) -> list[object]:
+            ops = self._programs.at(layer, rows).joint.graph.walk()
+            return [(op.rule.operands, op.rule.results) if op.rule else None for op in ops]
+
+        return all(dims(layer, rows) == dims(layer, others) for layer in layers)
+
     def _priced_layer(self, layer: int, plan: ShardingPlan) -> _PricedLayer:
         """A class under a sharding; another limit or number of rows may come to the same one."""
         known = self._priced.setdefault(layer, [])
@@ -547,6 +556,13 @@ class LayerProfiler:
             ))  # fmt: skip
         fewest = -(-max(sizes[0], 2) // unit) * unit
         most = max(fewest, min(max(sizes[-1], 2 * fewest), batching.batch) // unit * unit)
+        # All rows may be read in other ways than some of them, as those are cut out: the sharding
+        # that is for the one is not for the other.
+        whole = batching.batch
+        if most == whole != rows and not self._alike(layers, rows, whole):
+            most = max(fewest, (whole - 1) // unit * unit)
+        if rows == whole and not self._alike(layers, rows, fewest):
+            fewest = most = whole
         priced = (fewest, most) if rows > 1 else (1, 1)
 
         @cache

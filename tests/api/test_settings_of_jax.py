@@ -57,6 +57,21 @@ def test_programs_are_made_under_the_settings_of_the_call(
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [*OPTIONS[1:], {"stages": 2, "microbatches": 1}], ids=str)
+def test_bits_of_all_rows_are_cut_for_microbatches_and_for_one_that_has_all(
+    options: dict[str, Any],
+) -> None:
+    def noisy(weights: Any, batch: Any, key: Any) -> Any:
+        key, own = jax.random.split(key)
+        return dropped(weights, batch + 0.1 * jax.random.normal(own, batch.shape), key), key
+
+    with jax.threefry_partitionable(False):
+        (wanted, _), _ = jax.jit(noisy)(*given())
+        (found, _), _ = autopar.parallelize(noisy, cluster="8xcpu", **options)(*given())
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
 def test_a_step_under_other_settings_is_another_program(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
