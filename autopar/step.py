@@ -28,7 +28,7 @@ from autopar.frontend import (
     read_call,
     trace,
 )
-from autopar.frontend.compat import inside_transform, runs_uncompiled
+from autopar.frontend.compat import inside_transform, invalid_values, runs_uncompiled
 from autopar.frontend.trace.arguments import dynamic_arguments
 from autopar.frontend.trace.call import Signature
 from autopar.frontend.trace.objects import opened_state
@@ -179,7 +179,8 @@ class ParallelStep(Generic[P, R]):
         """Runs a step. State that comes back is donated: use the returned one from then on.
 
         Inside a transform of JAX nothing runs and nothing is donated. Raises ArgumentError where
-        an array was deleted, or consumed by an earlier step, and inside jax.shard_map.
+        an array was deleted, or consumed by an earlier step, and inside jax.shard_map;
+        FloatingPointError where JAX looks for nan or inf and some is made.
         """
         if inside_transform():
             return cast("R", self._inline(args, kwargs))
@@ -194,9 +195,15 @@ class ParallelStep(Generic[P, R]):
             self._latest = running.planned
             if (watch := this_job().watch) is not None:
                 watch.call()
-            if self._trace_path is not None:
-                return cast("R", call.rebuild(self._recorded(running, call.leaves)))
-            return cast("R", call.rebuild(running.executor(call.leaves)))
+            try:
+                if self._trace_path is not None:
+                    return cast("R", call.rebuild(self._recorded(running, call.leaves)))
+                return cast("R", call.rebuild(running.executor(call.leaves)))
+            except invalid_values() as error:
+                raise FloatingPointError(
+                    f"{self.__name__} made nan or inf, which jax.debug_nans or debug_infs looks "
+                    "for. Within jax.disable_jit() it runs op by op and says which one did."
+                ) from error
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """The step bound as a method, as functions and `jax.jit` are: `self` comes first."""

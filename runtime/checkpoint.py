@@ -175,9 +175,18 @@ def restore(
 
 
 def left_out(state: Any, planned: Sequence[str]) -> list[str]:
-    """The planned paths of state of which a tree that is to be saved has nothing."""
-    there = {end for path in _types(state) for end in (path, _end(path))}
-    return [path for path in planned if there.isdisjoint((path, _end(path)))]
+    """The planned paths of state of which a tree that is to be saved has nothing.
+
+    An argument that is one array may have any name there: it is one of the leaves that are nothing
+    else.
+    """
+    leaves = _types(state)
+    there = {end for path in leaves for end in (path, _end(path))}
+    missing = [path for path in planned if there.isdisjoint((path, _end(path)))]
+    known = {end for path in planned for end in (path, _end(path))}
+    others = sum(known.isdisjoint((path, _end(path))) for path in leaves)
+    alone = [path for path in missing if "/" not in path]
+    return [path for path in missing if path not in alone[:others]]
 
 
 def _end(path: str) -> str:
@@ -246,6 +255,7 @@ def _unwritable(what: str, error: Exception) -> CheckpointError:
 
 def _on_disk(leaf: Any) -> Any:
     """The shape and dtype that a leaf has on disk: those of its words where it is random keys."""
+    leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)  # a number of Python's
     return words_of(leaf) if is_key(leaf.dtype) else leaf
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import clusters, compiler, config, core, distributed, source_info_util
+from jax._src import api_util, clusters, compiler, config, core, distributed, source_info_util
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import xla_client
 from jaxlib.version import __version__ as jaxlib_version
@@ -140,6 +140,11 @@ def compiler_options(plan: Iterable[tuple[str, bool | int | str]]) -> dict[str, 
 def trace_settings() -> Hashable:
     """JAX's settings in this thread on which it depends what a function traces and lowers to."""
     return config.trace_context()
+
+
+def invalid_values() -> type[Exception]:
+    """The error that a compiled program raises which makes nan or inf where JAX looks for them."""
+    return api_util.InternalFloatingPointError
 
 
 def inside_transform() -> bool:

@@ -304,6 +304,28 @@ def test_a_manager_that_skips_a_step_says_so(saved: Saved, tmp_path: Path) -> No
         assert not saved.step.save(manager, 3, state)
 
 
+def test_arguments_that_are_one_array_each_are_there_by_any_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def step(w: Any, average: Any, x: Any) -> Any:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        w = w - 0.1 * gradient
+        return w, 0.9 * average + 0.1 * w, loss
+
+    parallel = autopar.parallelize(step, cluster="8xcpu")
+    w, average, _ = parallel(jnp.eye(8), jnp.eye(8), np.ones((16, 8), np.float32))
+    states = (w, average), {"weights": w, "mean": average}, [w, average], w, {"w": w, "rate": 0.1}
+    told = list[int]()
+    with ocp.CheckpointManager(tmp_path) as manager:
+        for number, state in enumerate(states):
+            caplog.clear()
+            assert parallel.save(manager, number, state)
+            told.append(caplog.text.count("holds 1 of the 2 arrays"))
+        manager.wait_until_finished()
+    # What is more than the state may be anything: here it passes for the average.
+    assert told == [0, 0, 0, 1, 0]
+
+
 def test_a_part_of_the_state_is_told_of_and_missed_by_its_argument(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -110,3 +110,13 @@ def test_a_parallel_step_is_a_method_as_jits_is() -> None:
     assert value == 16.0
     np.testing.assert_allclose(new, weights - 0.5 * 2.0)
     assert isinstance(Trainer.step, autopar.ParallelStep)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_nan_is_an_error_where_jax_looks_for_it(options: dict[str, Any]) -> None:
+    weights, batch, key = given()
+    step = autopar.parallelize(dropped, cluster="8xcpu", donate=False, **options)
+    with jax.debug_nans(True):
+        with pytest.raises(FloatingPointError, match="dropped made nan or inf"):
+            step(weights, batch * np.nan, key)
+        assert np.isfinite(step(weights, batch, key)[1])
