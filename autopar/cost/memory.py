@@ -32,7 +32,7 @@ from autopar.cost.liveness import (
     most_bytes,
     piece_spans,
 )
-from autopar.cost.merged_products import AlikeProducts, products_alike, with_products_merged
+from autopar.cost.merged_products import products_alike, with_products_merged
 from autopar.cost.ops import begins_as_found
 from autopar.cost.order import (
     ahead,
@@ -383,7 +383,6 @@ class _Walk:
         self._timed = {id(t.block): t for t in blocks}
         self._pipelined = timed.pipelined if timed is not None else frozenset(PIPELINED_IN_TURN)
         self._merges = timed is not None and timed.merges
-        self._alike: dict[int, tuple[Block, Sequence[AlikeProducts]]] = {}
         self._crossed: dict[tuple[str, ...], tuple[Stored, Leaving]] = {}
         # How kernels that run outside of their loop go over what they read, by what they make.
         self._outside_iterations: dict[str, Iteration] = {}
@@ -531,9 +530,7 @@ class _Walk:
         """The kernels of which several run as one joined: collectives, and element-wise work."""
         if self._sizes.platform == "gpu":
             if self._merges:
-                if id(block) not in self._alike:
-                    self._alike[id(block)] = block, [*products_alike(block, self._sizes)]
-                stored = with_products_merged(stored, self._alike[id(block)][1])
+                stored = with_products_merged(stored, products_alike(block, self._sizes))
             stored = self._filled_at_once(block, stored)
             stored = self._along_rows(block, stored)
         if self._sizes.platform != "cpu":

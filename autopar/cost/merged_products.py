@@ -138,8 +138,19 @@ class AlikeProducts:
 _Key = tuple[str | None, str, tuple[tuple[bool, bool], ...]]
 
 
-def products_alike(block: Block, sizes: Sizes) -> Iterator[AlikeProducts]:
+@dataclass(frozen=True)
+class _Found:
+    """The groups of products of a block, which its time and its memory both ask for."""
+
+    groups: tuple[AlikeProducts, ...]
+
+
+def products_alike(block: Block, sizes: Sizes) -> Sequence[AlikeProducts]:
     """The products of a block that XLA merges, each with the first that reads the same."""
+    return sizes.once(_Found, block, {}, lambda: _Found((*_alike(block, sizes),))).groups
+
+
+def _alike(block: Block, sizes: Sizes) -> Iterator[AlikeProducts]:
     alike: dict[tuple[int, _Key], list[_Product]] = {}
     for product, shared, key in _readings(block, sizes):
         alike.setdefault((shared, key), []).append(product)
