@@ -204,5 +204,6 @@ def _matched(leaves: Sequence[Any], planned: Sequence[Argument]) -> list[_Pieces
     raise PlanMismatchError(
         f"the state has {len(shapes)} arrays, and the plan keeps {len(state)}, of other "
         f"shapes: {next(differing, 'one has more arrays than the other')}. Plan for this state, or "
-        "create the state that the plan is for."
+        "create the state that the plan is for. A number that is an argument by itself is no state "
+        "to autopar, as any loss looks like it: say by state_argnums which arguments are."
     )

@@ -272,7 +272,8 @@ def copier(shardings: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]
     copy: Any = xla_client.batched_copy_array_to_devices_with_sharding
 
     def copied(arrays: Sequence[Any]) -> Sequence[Any]:
-        return copy(list(arrays), devices, list(shardings), semantics)
+        with config.explicit_device_put_scope():  # for jax.transfer_guard
+            return copy(list(arrays), devices, list(shardings), semantics)
 
     return copied
 

@@ -170,6 +170,18 @@ class TracedStep:
         return frozenset(i for _, i in self.donated)
 
     @property
+    def state_names(self) -> str:
+        """The arguments that hold state, or parts of others that are some, for messages."""
+        state = frozenset(self.state_inputs)
+        names: dict[str, bool] = {}  # of an argument, True if all of it is state
+        for i, path in enumerate(self.input_paths):
+            name = path.partition("/")[0]
+            names[name] = names.get(name, True) and i in state
+        own = (self.input_paths[i] for i in self.state_inputs)
+        found = (n if names[n := path.partition("/")[0]] else path for path in own)
+        return ", ".join(list(dict.fromkeys(found))[:8]) or "none"
+
+    @property
     def closed_over(self) -> tuple[tuple[str, Any], ...]:
         """The closed-over arrays, each with its path."""
         return tuple((f"const/{i}", array) for i, array in enumerate(self.constants))

@@ -106,6 +106,34 @@ def test_returns_made_of_rewards_and_ends_are_no_state() -> None:
     assert paths(graph, Role.STATE) == ["params/b", "params/w"]
 
 
+def test_what_comes_back_of_the_batch_beside_the_loss_is_no_state() -> None:
+    """Labels as they were, losses by a mask, rewards less their mean."""
+
+    def step(params: Any, reward: Any, batch: Any) -> Any:
+        def loss(params: Any) -> Any:
+            logits = batch["image"] @ params["w"] + params["b"]
+            own = -jnp.take_along_axis(jax.nn.log_softmax(logits), batch["label"][:, None], 1)[:, 0]
+            return jnp.mean(own * reward), own * batch["mask"]
+
+        (value, losses), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        told = {"labels": batch["label"], "losses": losses}
+        return new, value, reward - jnp.mean(reward), told
+
+    batch = {"image": shape(6, 8), "label": shape(6, dtype="int32"), "mask": shape(6)}
+    graph = graph_of(step, W, shape(6), batch)
+    assert paths(graph, Role.STATE) == ["params/b", "params/w"]
+
+
+def test_a_batch_that_comes_back_changed_is_no_state() -> None:
+    def step(params: Any, batch: Any) -> Any:
+        new, value = _descend(params, batch["image"])
+        return new, value, {**batch, "image": 0.5 * batch["image"]}
+
+    graph = graph_of(step, W, {"image": shape(6, 8), "label": shape(6, dtype="int32")})
+    assert paths(graph, Role.STATE) == ["params/b", "params/w"]
+
+
 def test_statistics_and_memories_that_no_gradient_changes_are_state() -> None:
     def step(params: Any, mean: Any, memory: Any, teacher: Any, x: Any) -> Any:
         def loss(params: Any) -> Any:

@@ -68,8 +68,7 @@ def _common_extent(traced: TracedStep, found: Sequence[tuple[int, int]]) -> int:
     if len(extents) == 1:
         return int(extents.pop())
     if not found:
-        state = dict.fromkeys(traced.input_paths[i].partition("/")[0] for i in traced.state_inputs)
-        taken = f" State is what comes back: {', '.join(state)}." if state else ""
+        taken = f" State is what comes back: {traced.state_names}." if traced.state_inputs else ""
         raise BatchError(
             f"{traced.name} cannot be cut into microbatches: no argument of it that is given anew "
             f"at every step has an axis of rows.{taken} Give the batch as an argument of its own, "

@@ -193,7 +193,8 @@ def _part_program(
                 f"{whole.name} cannot be cut into microbatches: it traces on {batch.extent} rows "
                 f"but not on {tried}.",
                 [str(error)],
-                "State must not hold rows of the batch, nor the step ask for one batch size.",
+                "State must not hold rows of the batch, nor the step ask for one batch size. State "
+                f"is what comes back, here {whole.state_names}: state_argnums says it otherwise.",
             )
         ) from error
     try:

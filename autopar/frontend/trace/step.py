@@ -100,8 +100,9 @@ def state_pairs(
         # types; and whole arguments before parts of one, as targets may look like a weight.
         largest = sorted(pieces, key=lambda p: -len(p.leaves))
         left = [piece for piece in largest if not search.claims(piece) and len(piece.leaves) > 1]
+        is_beside = bool(search.pairs)  # what is left is most likely the batch
         for child in (child for piece in left for child in piece.children()):
-            search.claims(child)
+            search.claims(child, in_data=is_beside)
     return tuple(sorted(search.pairs))
 
 
@@ -135,21 +136,26 @@ class _Search:
         self.outputs = outputs
         self.pairs: list[tuple[int, int]] = []
 
-    def claims(self, piece: _Piece, *, declared: bool = False) -> bool:
-        """True if the argument comes back; its pairs are noted where it does."""
+    def claims(self, piece: _Piece, *, declared: bool = False, in_data: bool = False) -> bool:
+        """True if the argument comes back; its pairs are noted where it does.
+
+        A part of an argument that is no state itself may be one `in_data`.
+        """
         leaves = piece.leaves
         if not leaves:
             return True
         for output in self.outputs:
             # An output replaces one argument only; of several the outermost, then the first.
             free = self._taken.isdisjoint(output.range)
-            if free and _alike(output, piece) and (declared or self._carries(piece, output)):
+            if not free or not _alike(output, piece):
+                continue
+            if declared or self._carries(piece, output, in_data):
                 self._taken.update(output.range)
                 self.pairs.extend(zip(output.range, piece.range, strict=True))
                 return True
         return False
 
-    def _carries(self, piece: _Piece, output: _Piece) -> bool:
+    def _carries(self, piece: _Piece, output: _Piece, in_data: bool) -> bool:
         kinds = list(map(type_of_leaf, piece.leaves))
         # A number that stands alone looks like any loss.
         if len(kinds) == 1 and not _is_key(kinds[0]) and math.prod(kinds[0][0]) == 1:
@@ -157,7 +163,7 @@ class _Search:
         return any(
             self._depends(i, o)
             if _is_key(kind)
-            else self._comes_from(i, o) and not self._tells_of_data(piece, i, o)
+            else self._comes_from(i, o) and not self._tells_of_data(piece, i, o, in_data)
             for i, o, kind in zip(piece.range, output.range, kinds, strict=True)
         )
 
@@ -195,28 +201,49 @@ class _Search:
                 reached.update(r for r, aval in results if getattr(aval, "shape", ()) == shape)
         return reached, readers
 
-    def _tells_of_data(self, piece: _Piece, given: int, made: int) -> bool:
+    def _tells_of_data(self, piece: _Piece, given: int, made: int, in_data: bool) -> bool:
         """True if a training step's output is rather made of its data than an update of state.
 
-        It is known before any gradient, as statistics are that are brought up to date, yet the
-        forward pass multiplies what it comes from, or it comes from more arrays of the kind:
+        It is known before any gradient, as statistics are that are brought up to date, yet what it
+        comes from is labels that come back as they are, or is multiplied by the forward pass, or
+        has as many rows as what is, or it comes from more arrays of the kind:
 
-            left = x - f(x @ w)    reached = reward + v * (1 - done)
+            left = x - f(x @ w)    losses = -log(p) * mask    reached = reward + v * (1 - done)
 
         A memory is multiplied, too, but written into at some places.
         """
         if not self._after_backward or self._is_in(made, self._after_backward):
             return False
+        if in_data:
+            return True
         reached, readers = self._reach(given)
         if any(_writes_into(equation, reached) for equation in readers):
             return False
-        if any(map(_mixes, readers)):
+        avals, program = self._program.input_avals, self._program
+        is_same = program.outputs[made] == program.inputs[given]
+        if (is_same and avals[given].dtype.kind in "iub") or self._is_multiplied(given):
             return True
-        known = {*piece.range, *(i for _, i in self.pairs)}
-        avals = self._program.input_avals
-        kind = avals[given].shape, avals[given].dtype
-        others = (i for i, a in enumerate(avals) if i not in known and (a.shape, a.dtype) == kind)
-        return any(self._comes_from(i, made) for i in others)
+        paired = {i for _, i in self.pairs}
+        others = {i: a for i, a in enumerate(avals) if i not in paired and i != given}
+        for i, aval in others.items():
+            is_alike = (aval.shape, aval.dtype) == (avals[given].shape, avals[given].dtype)
+            if is_alike and i not in piece.range and self._comes_from(i, made):
+                return True
+            has_as_many = aval.shape[:1] == avals[given].shape[:1] != ()
+            if has_as_many and self._is_multiplied(i) and not self._comes_back(i):
+                return True
+        return False
+
+    def _comes_back(self, given: int) -> bool:
+        """True if some output of an input's type is made from it item by item."""
+        aval, whole = self._program.input_avals[given], self.outputs[0]
+        kinds = enumerate(map(type_of_leaf, whole.leaves))
+        alike = (o for o, kind in kinds if kind[0] == aval.shape and kind[1] == str(aval.dtype))
+        return any(self._comes_from(given, o) for o in alike)
+
+    def _is_multiplied(self, given: int) -> bool:
+        """True if a product or look-up reads what is made from an input item by item."""
+        return any(map(_mixes, self._reach(given)[1]))
 
     @cached_property
     def _after_backward(self) -> Set[Ref]:
