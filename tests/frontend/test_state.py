@@ -147,8 +147,9 @@ def test_statistics_and_memories_that_no_gradient_changes_are_state() -> None:
         teacher = jax.tree.map(lambda t, p: 0.9 * t + 0.1 * p, teacher, new)
         return new, mean, memory, teacher, value
 
-    graph = graph_of(step, W, shape(8), shape(8, 8), W, shape(16, 8))
-    assert paths(graph, Role.BATCH) == ["x"]
+    for rows in (8, 16):  # also where there are as many rows as features
+        graph = graph_of(step, W, shape(8), shape(8, 8), W, shape(rows, 8))
+        assert paths(graph, Role.BATCH) == ["x"]
 
 
 def test_what_steps_on_without_gradients_is_state_however_it_is_read() -> None:

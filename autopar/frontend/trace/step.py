@@ -161,19 +161,19 @@ class _Search:
         if len(kinds) == 1 and not _is_key(kinds[0]) and math.prod(kinds[0][0]) == 1:
             return False
         return any(
-            self._depends(i, o)
+            self._is_in(o, self._behind(i))
             if _is_key(kind)
             else self._comes_from(i, o) and not self._tells_of_data(piece, i, o, in_data)
             for i, o, kind in zip(piece.range, output.range, kinds, strict=True)
         )
 
-    def _depends(self, given: int, made: int) -> bool:
-        """True if the output is made from the input, however that may be."""
+    def _behind(self, given: int) -> Set[Ref]:
+        """The values that are made of an input, however that may be."""
         reached: set[Ref] = {self._program.inputs[given]}
         for equation in self._program.equations:
             if not reached.isdisjoint(refs(equation.operands)):
                 reached.update(equation.results)
-        return self._is_in(made, reached)
+        return reached
 
     def _comes_from(self, given: int, made: int) -> bool:
         """True if the output is made from the input through values of its own shape alone."""
@@ -206,7 +206,8 @@ class _Search:
 
         It is known before any gradient, as statistics are that are brought up to date, yet what it
         comes from is labels that come back as they are, or is multiplied by the forward pass, or
-        has as many rows as what is, or it comes from more arrays of the kind:
+        has as many rows as what is and tells in the gradients, or it comes from more arrays of the
+        kind:
 
             left = x - f(x @ w)    losses = -log(p) * mask    reached = reward + v * (1 - done)
 
@@ -231,8 +232,13 @@ class _Search:
                 return True
             has_as_many = aval.shape[:1] == avals[given].shape[:1] != ()
             if has_as_many and self._is_multiplied(i) and not self._comes_back(i):
-                return True
+                return self._matters(given)
         return False
+
+    def _matters(self, given: int) -> bool:
+        """True if an update depends on an input, as it does on masks and not on statistics."""
+        made = self._behind(given) & self._after_backward
+        return any(self._is_in(o, made) for o in range(len(self._program.outputs)))
 
     def _comes_back(self, given: int) -> bool:
         """True if some output of an input's type is made from it item by item."""
