@@ -255,7 +255,8 @@ def _unwritable(what: str, error: Exception) -> CheckpointError:
 
 def _on_disk(leaf: Any) -> Any:
     """The shape and dtype that a leaf has on disk: those of its words where it is random keys."""
-    leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)  # a number of Python's
+    if isinstance(leaf, complex | float | int):  # numbers of Python's
+        leaf = np.asarray(leaf)
     return words_of(leaf) if is_key(leaf.dtype) else leaf
 
 
