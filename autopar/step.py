@@ -778,9 +778,9 @@ class ParallelStep(Generic[P, R]):
                 "Drop the last, partial batch or fill it up; or compile for each shape before the "
                 f"loop, with {self.__name__}.compile(state, batch)."
             )
-        elif not constants and now.settings != before.settings:
-            found = ["JAX's settings have changed, as they do in `with jax.enable_x64(True):`"]
-            remedy = "Each set of them takes a program of its own, as under jax.jit."
+        elif not constants and (settings := now.other_settings(before)):
+            found = settings
+            remedy = "Each set of JAX's settings takes a program of its own, as under jax.jit."
         LOGGER.warning(
             "%s",
             bulleted(

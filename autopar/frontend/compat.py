@@ -18,6 +18,7 @@ from jax._src.interpreters import mlir, pxla
 from jax._src.lib import xla_client
 from jaxlib.version import __version__ as jaxlib_version
 
+from autopar.errors import shown
 from autopar.ir.compiler_options import PIPELINED
 
 _LIBRARIES = tuple(
@@ -137,9 +138,19 @@ def compiler_options(plan: Iterable[tuple[str, bool | int | str]]) -> dict[str, 
     return named
 
 
-def trace_settings() -> Hashable:
+def trace_settings() -> tuple[Hashable, ...]:
     """JAX's settings in this thread on which it depends what a function traces and lowers to."""
-    return config.trace_context()
+    return tuple(config.trace_context())
+
+
+def other_settings(now: Sequence[object], before: Sequence[object]) -> list[str]:
+    """Such settings that are others than before, as "jax_enable_x64 is True and was False"."""
+    try:
+        names = config.trace_context_names()
+    except (AttributeError, NotImplementedError):  # before JAX 0.10.2
+        return []
+    rows = zip(names, now, before, strict=False)
+    return [f"{name} is {shown(a)} and was {shown(b)}" for name, a, b in rows if a != b]
 
 
 def invalid_values() -> type[Exception]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from autopar.errors import ArgumentError, shown
-from autopar.frontend.compat import trace_settings
+from autopar.frontend.compat import other_settings, trace_settings
 from autopar.frontend.trace.arguments import (
     StepSpec,
     canonical_dtype,
@@ -32,12 +32,18 @@ class CallFacts:
 
     types: Mapping[str, str]
     constants: Mapping[str, Any]
-    settings: Hashable
+    settings: tuple[Hashable, ...]
 
     def other_types(self, before: CallFacts) -> list[str]:
         """The arrays that are of another type than before, such as "x is f32[8] and was f32[4]"."""
         old = before.types
         return [f"{p} is {t} and was {old[p]}" for p, t in self.types.items() if old.get(p, t) != t]
+
+    def other_settings(self, before: CallFacts) -> list[str]:
+        """JAX's settings that are others than before."""
+        if self.settings == before.settings:
+            return []
+        return other_settings(self.settings, before.settings) or ["JAX's settings have changed"]
 
     def other_constants(self, before: CallFacts) -> list[str]:
         """The constants that are others than before; of objects with no text of their own, that."""
@@ -53,7 +59,7 @@ class Signature(NamedTuple):
     """
 
     arguments: Hashable
-    settings: Hashable
+    settings: tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
