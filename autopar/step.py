@@ -28,7 +28,12 @@ from autopar.frontend import (
     read_call,
     trace,
 )
-from autopar.frontend.compat import inside_transform, invalid_values, runs_uncompiled
+from autopar.frontend.compat import (
+    inside_transform,
+    invalid_values,
+    other_settings,
+    runs_uncompiled,
+)
 from autopar.frontend.trace.arguments import dynamic_arguments
 from autopar.frontend.trace.call import Signature
 from autopar.frontend.trace.objects import opened_state
@@ -765,8 +770,10 @@ class ParallelStep(Generic[P, R]):
         if self._has_told or not self._running:
             return
         self._has_told = True
-        before, now = next(reversed(self._running.values())).facts, call.facts()
+        signature, running = next(reversed(self._running.items()))
+        before, now = running.facts, call.facts()
         types, constants = now.other_types(before), now.other_constants(before)
+        settings = other_settings(call.signature.settings, signature.settings)
         found = [*types, *constants] or ["the structure of its arguments has changed"]
         remedy = (
             "What is no array is part of the step. Make such objects once and pass the same "
@@ -778,7 +785,7 @@ class ParallelStep(Generic[P, R]):
                 "Drop the last, partial batch or fill it up; or compile for each shape before the "
                 f"loop, with {self.__name__}.compile(state, batch)."
             )
-        elif not constants and (settings := now.other_settings(before)):
+        elif settings and not constants:
             found = settings
             remedy = "Each set of JAX's settings takes a program of its own, as under jax.jit."
         LOGGER.warning(

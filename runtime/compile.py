@@ -89,9 +89,11 @@ def compile_parts(
         places.setdefault(key, {}).setdefault(source.program.part.submesh, []).append(i)
     alike = list(places.values())
     made: list[_Copies] = []
-    # All are lowered in this thread, whose settings of JAX the step is called under.
+    # All are lowered in this thread, whose settings of JAX the step is called under; a single one
+    # is compiled here, too.
+    lowered = (_lowered(sources, meshes, uses) for uses in alike)
     with ThreadPoolExecutor(_THREADS) as pool:
-        for copies in pool.map(_copies, (_lowered(sources, meshes, uses) for uses in alike)):
+        for copies in (map if len(alike) == 1 else pool.map)(_copies, lowered):
             made.append(copies)
             told(len(made), len(alike))
     programs = dict(_by_part(alike, made))

@@ -182,6 +182,14 @@ def _written(
     return writer.stored(block)
 
 
+def _pays(work: float, once: int, again: int, readers: int, nbytes: int) -> bool:
+    """True if readers had better do the work of a piece of so many bytes themselves.
+
+    They load `again` bytes for it, all together; a kernel that stores it would load them `once`.
+    """
+    return again + readers * work <= once + work + nbytes * (1 + readers)
+
+
 class _Joined:
     """Pieces behind some others, put together once they are asked for.
 
@@ -605,8 +613,7 @@ class _Writer:
             loaded = picked.get(piece, 0) or self._loaded_for(piece, op, self._nbytes[name])
             once += loaded
             again += loaded * sum(piece not in r.reads for r in readers)
-        stored = self._nbytes[name] * (1 + len(readers))
-        return again + len(readers) * work <= once + work + stored
+        return _pays(work, once, again, len(readers), self._nbytes[name])
 
     def _is_in_place(self, i: int) -> bool:
         """True if items of what an instruction makes are made of those in the same place, and read
@@ -924,8 +931,7 @@ class _Writer:
                 once += loaded
                 again += loaded * min(readers, len(others))
             is_turned = self._is_turned_over(i, sources, nbytes)
-            pays = again + readers * work <= once + work + nbytes * (1 + readers)
-            if is_turned or not pays:
+            if is_turned or not _pays(work, once, again, readers, nbytes):
                 if self._sizes.platform == "gpu" and not is_turned:
                     self._weighed[self._line.makes[i][0]] = work, picked, is_cheap
                 return False

@@ -145,10 +145,12 @@ def trace_settings() -> tuple[Hashable, ...]:
 
 def other_settings(now: Sequence[object], before: Sequence[object]) -> list[str]:
     """Such settings that are others than before, as "jax_enable_x64 is True and was False"."""
+    if now == before:
+        return []
     try:
         names = config.trace_context_names()
-    except (AttributeError, NotImplementedError):  # before JAX 0.10.2
-        return []
+    except (AttributeError, NotImplementedError):  # JAX before 0.10.2 tells no names
+        return ["JAX's settings have changed"]
     rows = zip(names, now, before, strict=False)
     return [f"{name} is {shown(a)} and was {shown(b)}" for name, a, b in rows if a != b]
 

@@ -436,17 +436,13 @@ class MeshPlan:
     def leaner_forms(self) -> LeanerForms:
         """Forms of the step that keep less of it from the forward to the backward pass."""
         key = self.peak_bytes, self.seconds
-        known = self.form.leaner.get(key)
+        known = self.form.leaner_forms.get(key)
         if known is not None:
             return known
-        graph, whole = self.form.graph, self.programs.whole
-        if whole is not None:
-            sizes, timed = whole.sizes, whole.timed
-            residuals = Residuals(graph, self.listing, whole.prices, sizes, timed)
-        else:
-            prices = self.programs.placed.contexts[0].tables.prices
-            residuals = Residuals(graph, self.listing, prices)
-        forms = self.form.leaner[key] = LeanerForms(residuals, self.peak_bytes)
+        whole, prices = self.programs.whole, self.programs.placed.contexts[0].tables.prices
+        sizes, timed = (whole.sizes, whole.timed) if whole is not None else (None, None)
+        residuals = Residuals(self.form.graph, self.listing, prices, sizes, timed)
+        forms = self.form.leaner_forms[key] = LeanerForms(residuals, self.peak_bytes)
         return forms
 
     def told(self, step: StepOnMesh, memory_bytes: int) -> MeshPlan:
@@ -795,13 +791,10 @@ def around_arguments(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
         return best
     setting, fastest, allowed = context.setting(limit), best, limit
     known: dict[tuple[bool, bool, int, int], Answer] = {}
-    listed: dict[tuple[bool, tuple[int, ...]], MeshPlan] = {}
     for _ in range(_ROUNDS):
         around, over = fastest, 0
         for case, choice in _other_layouts(step, around, allowed, known):
-            key = case.reuse_gathered, choice
-            plan = listed.get(key) or step.lowered(case.plan(choice), setting)
-            listed[key] = plan
+            plan = step.lowered(case.plan(choice), setting)
             if not _is_faster(plan, fastest):
                 continue
             if fits(plan, limit):

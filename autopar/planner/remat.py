@@ -32,11 +32,11 @@ class Form:
     trace: TracedStep | None
     graph: Graph
     recomputed: Recomputation = field(default_factory=Recomputation)
-    made: WeakValueDictionary[tuple[str, ...], Form] = field(
+    recomputing: WeakValueDictionary[tuple[str, ...], Form] = field(
         default_factory=lambda: WeakValueDictionary[tuple[str, ...], Form](),
         init=False, compare=False, repr=False,
     )  # fmt: skip
-    leaner: WeakValueDictionary[tuple[int, float], LeanerForms] = field(
+    leaner_forms: WeakValueDictionary[tuple[int, float], LeanerForms] = field(
         default_factory=lambda: WeakValueDictionary[tuple[int, float], LeanerForms](),
         init=False, compare=False, repr=False,
     )  # fmt: skip
@@ -119,7 +119,7 @@ def form_of(plain: Form, recomputed: Recomputation, rules: RuleBook) -> Form:
     """The step that recomputes these values; raises PlanMismatchError where it has them not."""
     if not recomputed.values:
         return plain
-    known = plain.made.get(recomputed.values)
+    known = plain.recomputing.get(recomputed.values)
     if known is not None:
         return known if known.recomputed == recomputed else replace(known, recomputed=recomputed)
     unknown = _unknown(plain.traced, recomputed.values)
@@ -130,7 +130,7 @@ def form_of(plain: Form, recomputed: Recomputation, rules: RuleBook) -> Form:
         )
     traced = rematerialize(plain.traced, recomputed.values)
     form = Form(traced, attach_rules(traced.graph, rules), recomputed)
-    plain.made[recomputed.values] = form
+    plain.recomputing[recomputed.values] = form
     return form
 
 

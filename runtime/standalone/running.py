@@ -212,7 +212,7 @@ class _Runner:
                 copies = step.copies
                 continue
             over, spec = step if isinstance(step, Sums) else ((), step)
-            if copies and over != laid.over:
+            if copies and over != laid.over:  # terms are added up once more
                 laid, copies = laid._replace(array=lax.optimization_barrier(laid.array)), 0
             if copies:
                 laid, copies = self._apart(laid, spec, copies), 0

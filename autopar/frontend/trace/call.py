@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from autopar.errors import ArgumentError, shown
-from autopar.frontend.compat import other_settings, trace_settings
+from autopar.frontend.compat import trace_settings
 from autopar.frontend.trace.arguments import (
     StepSpec,
     canonical_dtype,
@@ -25,25 +25,18 @@ from autopar.frontend.traced import TracedStep
 
 @dataclass(frozen=True)
 class CallFacts:
-    """The facts of a call that its program depends on: types of arrays, constants, JAX's settings.
+    """The facts of a call that its trace depends on, by path: the types of arrays, and constants.
 
-    Types and constants are by path. It keeps no array of the call alive.
+    It keeps no array of the call alive.
     """
 
     types: Mapping[str, str]
     constants: Mapping[str, Any]
-    settings: tuple[Hashable, ...]
 
     def other_types(self, before: CallFacts) -> list[str]:
         """The arrays that are of another type than before, such as "x is f32[8] and was f32[4]"."""
         old = before.types
         return [f"{p} is {t} and was {old[p]}" for p, t in self.types.items() if old.get(p, t) != t]
-
-    def other_settings(self, before: CallFacts) -> list[str]:
-        """JAX's settings that are others than before."""
-        if self.settings == before.settings:
-            return []
-        return other_settings(self.settings, before.settings) or ["JAX's settings have changed"]
 
     def other_constants(self, before: CallFacts) -> list[str]:
         """The constants that are others than before; of objects with no text of their own, that."""
@@ -89,11 +82,11 @@ class Call:
         return self.pure.kwargs
 
     def facts(self) -> CallFacts:
-        """The types of its arrays, its constants, and JAX's settings."""
+        """The types of its arrays, and its constants."""
         paths = leaf_paths(dynamic_arguments(self.spec, self.args, self.kwargs))
         pairs = zip(paths, map(_type_of, self.leaves), strict=True)
         types = {path: f"{dtype}{list(shape)}" for path, (shape, dtype) in pairs}
-        return CallFacts(types, dict(self.pure.constants()), self.signature.settings)
+        return CallFacts(types, dict(self.pure.constants()))
 
     def changes(self, traced: TracedStep) -> Iterator[str]:
         """The paths of what the step changes in place of nnx objects: arrays, static attributes."""

@@ -133,6 +133,7 @@ class _Search:
     def __init__(self, program: FlatProgram, outputs: Sequence[_Piece]) -> None:
         self._program = program
         self._taken: set[int] = set()
+        self._reached: dict[int, tuple[set[Ref], list[Equation]]] = {}
         self.outputs = outputs
         self.pairs: list[tuple[int, int]] = []
 
@@ -189,6 +190,8 @@ class _Search:
         w' = w - lr * g comes from w through values of its shape; a prediction comes through
         products or look-ups, which mix the items of what they read.
         """
+        if given in self._reached:
+            return self._reached[given]
         shape = self._program.input_avals[given].shape
         reached: set[Ref] = {self._program.inputs[given]}
         readers: list[Equation] = []
@@ -199,6 +202,7 @@ class _Search:
             if not _mixes(equation):
                 results = zip(equation.results, equation.result_avals, strict=True)
                 reached.update(r for r, aval in results if getattr(aval, "shape", ()) == shape)
+        self._reached[given] = reached, readers
         return reached, readers
 
     def _tells_of_data(self, piece: _Piece, given: int, made: int, in_data: bool) -> bool:
@@ -227,7 +231,7 @@ class _Search:
         paired = {i for _, i in self.pairs}
         others = {i: a for i, a in enumerate(avals) if i not in paired and i != given}
         for i, aval in others.items():
-            is_alike = (aval.shape, aval.dtype) == (avals[given].shape, avals[given].dtype)
+            is_alike = type_of_leaf(aval) == type_of_leaf(avals[given])
             if is_alike and i not in piece.range and self._comes_from(i, made):
                 return True
             has_as_many = aval.shape[:1] == avals[given].shape[:1] != ()
@@ -242,9 +246,8 @@ class _Search:
 
     def _comes_back(self, given: int) -> bool:
         """True if some output of an input's type is made from it item by item."""
-        aval, whole = self._program.input_avals[given], self.outputs[0]
-        kinds = enumerate(map(type_of_leaf, whole.leaves))
-        alike = (o for o, kind in kinds if kind[0] == aval.shape and kind[1] == str(aval.dtype))
+        kind, whole = type_of_leaf(self._program.input_avals[given]), self.outputs[0]
+        alike = (o for o, leaf in enumerate(whole.leaves) if type_of_leaf(leaf) == kind)
         return any(self._comes_from(given, o) for o in alike)
 
     def _is_multiplied(self, given: int) -> bool:
